@@ -171,8 +171,9 @@ func (b *builder) makeBalance(e *serviceEntry) {
 	s := *e.Service
 	s.Endpoints = slices.Clone(s.Endpoints)
 	for i := range s.Endpoints {
-		if ep := &s.Endpoints[i]; ep.Addr.IsValid() {
-			ep.load = state.load(healthKey{addr: netip.AddrPortFrom(ep.Addr.Unmap(), ep.Port)})
+		ep := &s.Endpoints[i]
+		if key, ok := ep.loadKey(); ok {
+			ep.load = state.load(key)
 		}
 	}
 	e.Service = &s

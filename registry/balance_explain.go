@@ -106,6 +106,12 @@ func (b *balance) configured(ep *tunnel.Endpoint) *Endpoint {
 		if c.Port != 0 && c.Port != ep.Addr.Port() {
 			continue
 		}
+		if c.transports != nil || isBehind(ep.HealthKey) {
+			if c.transports != nil && c.healthKey(ep.Addr.Port()) == ep.HealthKey {
+				return c
+			}
+			continue
+		}
 		if c.Host != "" && c.Host == ep.Host || c.Addr.IsValid() && c.Addr.Unmap() == ep.Addr.Addr() {
 			return c
 		}

@@ -288,7 +288,7 @@ func (h *health) list() []Health {
 	for key, f := range h.failing {
 		one := Health{Addr: key.addr, Host: f.host, State: StateSuspect, Since: f.since, Err: f.err}
 		if key.hop != "" {
-			one.Addr = netip.AddrPortFrom(netip.Addr{}, portOf(key.hop))
+			one.Addr = netip.AddrPortFrom(netip.Addr{}, portOf(key.target()))
 		}
 		if !h.due(key, now).IsZero() {
 			one.State = StateFailing
@@ -315,7 +315,9 @@ func attributeHealth(t *Table, list []Health) {
 	}
 	each := func(ep *Endpoint, s *Service, found func(*Health)) {
 		candidates := byHost[ep.Host]
-		if ep.Addr.IsValid() {
+		if len(ep.Hops()) > 0 {
+			candidates = byHost[ep.hostBehind()]
+		} else if ep.Addr.IsValid() {
 			candidates = byAddr[ep.Addr.Unmap()]
 		}
 		for _, h := range candidates {

@@ -88,14 +88,14 @@ type nameChecks struct{ all, down int }
 // count brings n up to date. The caller holds mu.
 func (h *health) count() { h.n.Store(int64(len(h.failing) + len(h.down))) }
 
-// report takes in how a dial of ep ended. A next hop that has answered works,
-// whatever it said.
+// report takes in how a dial of ep ended. A gateway of another network that has answered
+// works, whatever it said. What the gateways of an endpoint's Via say is said of the endpoint.
 func (h *health) report(ep tunnel.Endpoint, err error) {
 	key := keyOf(&ep)
 	if o := outlierOf(&ep); o != nil && (err == nil || IsEndpointError(err)) {
 		o.reported(err)
 	}
-	if e, ok := errors.AsType[*tunnel.Error](err); ok && e.BehindHop && ep.HealthKey != "" {
+	if e, ok := errors.AsType[*tunnel.Error](err); ok && e.BehindHop && ep.HealthKey != "" && !isBehind(ep.HealthKey) {
 		err = nil
 	}
 	switch {
@@ -134,7 +134,7 @@ func (h *health) report(ep tunnel.Endpoint, err error) {
 			f.host = ""
 		}
 		if key.hop != "" {
-			f.host = hostOf(key.hop)
+			f.host = hostOf(key.target())
 		}
 		if h.failing == nil {
 			h.failing = map[healthKey]failure{}
@@ -283,6 +283,14 @@ func (h *health) prune(t *Table) {
 		}
 	}
 	here := func(ep *Endpoint) {
+		if len(ep.Hops()) > 0 {
+			if host := ep.hostBehind(); host != "" {
+				if _, ok := hosts[host]; ok {
+					hosts[host] = true
+				}
+			}
+			return
+		}
 		if _, ok := hosts[ep.Host]; ok {
 			hosts[ep.Host] = true
 		} else if _, ok := addrs[ep.Addr.Unmap()]; ok {

@@ -50,15 +50,17 @@ func (h *WeakHop) Lacks() string {
 // An insecureError says why nothing but TLS may be carried to an endpoint: a hop, or
 // the endpoint itself where hop is nil, is reached by a weak transport.
 type insecureError struct {
-	service, network string // network is "" where the service has the hop itself
+	service, network string // network is "" where the service or the endpoint has the hop itself
 	hop              *WeakHop
-	endpoint         string
+	endpoint         string // that has the hop itself, or is not behind one
 }
 
 func (e *insecureError) Error() string {
 	switch {
 	case e.hop == nil:
 		return fmt.Sprintf("registry: endpoint %s of service %q is in network %q, and what may be plaintext would go there unencrypted: have clients speak TLS to the service, give the network a via with TLS and credentials, or say insecure: true of it or of the service", e.endpoint, e.service, e.network)
+	case e.network == "" && e.endpoint != "":
+		return fmt.Sprintf("registry: endpoint %s of service %q is behind gateway %q, and what may be plaintext would go there without %s: use TLS and credentials in the endpoint's via, or say insecure: true of that hop or of the service", e.endpoint, e.service, e.hop.Address, e.hop.Lacks())
 	case e.network == "":
 		return fmt.Sprintf("registry: service %q is behind gateway %q, and what may be plaintext would go there without %s: use TLS and credentials in the service's via, or say insecure: true of that hop or of the service", e.service, e.hop.Address, e.hop.Lacks())
 	}
@@ -182,15 +184,30 @@ func (t *Table) foreignNetwork(i int32) *networkState {
 
 // plaintextEndpoints returns why plaintext may go to none of eps, which are e's.
 func (t *Table) plaintextEndpoints(e *serviceEntry, eps []Endpoint) error {
-	if !t.hasForeignNetworks() || len(eps) == 0 {
+	if !t.hasForeignNetworks() && !e.hasVias || len(eps) == 0 {
 		return nil
 	}
 	for i := range eps {
-		if n := t.foreignNetwork(t.network(&eps[i])); n == nil || n.Insecure || eps[i].loopback() {
+		if t.plaintextEndpoint(e, &eps[i]) == nil {
 			return nil
 		}
 	}
-	return &insecureError{service: e.Name, network: t.foreignNetwork(t.network(&eps[0])).Name, endpoint: eps[0].String()}
+	return t.plaintextEndpoint(e, &eps[0])
+}
+
+// plaintextEndpoint returns why plaintext may not go to ep, which is one of e's.
+func (t *Table) plaintextEndpoint(e *serviceEntry, ep *Endpoint) *insecureError {
+	if hops := ep.Hops(); len(hops) > 0 {
+		if hop := InsecureVia(hops); hop != nil {
+			return &insecureError{service: e.Name, hop: hop, endpoint: ep.String()}
+		}
+		return nil
+	}
+	n := t.foreignNetwork(t.network(ep))
+	if n == nil || n.Insecure || ep.loopback() {
+		return nil
+	}
+	return &insecureError{service: e.Name, network: n.Name, endpoint: ep.String()}
 }
 
 // restrictDirect is restrict for ep if it is in another network, which is reached

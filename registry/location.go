@@ -103,6 +103,10 @@ func (b *builder) groupEndpoints(e *serviceEntry) {
 	if len(e.Via) > 0 || len(e.Endpoints) == 0 {
 		return
 	}
+	if e.hasVias {
+		b.joinEndpoints(e)
+		return
+	}
 	home, same := b.network(&e.Endpoints[0]), true
 	for j := range e.Endpoints {
 		same = same && b.network(&e.Endpoints[j]) == home
@@ -147,7 +151,7 @@ type endpointRef struct{ service, endpoint int32 }
 func (b *builder) indexAddresses(e *serviceEntry) {
 	for i := range e.Endpoints {
 		a := e.Endpoints[i].Addr
-		if _, ok := b.endpointsByAddr[a]; !ok && a.IsValid() && len(e.Via) == 0 {
+		if _, ok := b.endpointsByAddr[a]; !ok && a.IsValid() && len(e.Via) == 0 && len(e.Endpoints[i].Hops()) == 0 {
 			b.endpointsByAddr[a] = endpointRef{e.index, int32(i)}
 		}
 	}
@@ -183,6 +187,9 @@ func (t *Table) Reverse(a netip.Addr, from string) []string {
 
 // network returns the index of the network an endpoint is in, or -1.
 func (t *Table) network(ep *Endpoint) int32 {
+	if len(ep.Hops()) > 0 {
+		return t.here
+	}
 	if ep.Network != "" {
 		if i, ok := t.networkIndex[ep.Network]; ok {
 			return i
@@ -210,24 +217,21 @@ func (t *Table) direct(network, from int32) bool {
 	return network == from || network < 0 || !t.networks[network].hasGateways()
 }
 
-// reach returns the endpoints of f that network from reaches directly, or else the
-// networks behind gateways, nearest first. It does not allocate where all endpoints
+// reach returns the endpoints of f, whose service has no Via, that network from reaches
+// directly, or else the networks behind gateways, nearest first. What has a Via of its own
+// is reached from our own network. It does not allocate where all endpoints
 // are in one network.
 func (t *Table) reach(f match, from int32) (eps []Endpoint, beyond []int32) {
 	e := f.entry
 	switch {
-	case len(e.Via) > 0:
-		// Behind the gateways of our own network, from everywhere.
-		if t.here >= 0 {
-			return nil, []int32{t.here}
-		}
-		return nil, nil
 	case f.endpoints != nil:
 		in := t.network(&f.endpoints[0])
 		if t.direct(in, from) {
 			return f.endpoints, nil
 		}
 		return nil, []int32{in}
+	case e.hasVias:
+		return e.joined, nil
 	case len(e.groups) == 0:
 		if t.direct(e.home, from) {
 			return e.Endpoints, nil
@@ -279,7 +283,14 @@ func (t *Table) sortByDistance(networks []int32, from int32) {
 
 // locate returns the whole Location of f from a network.
 func (t *Table) locate(f match, from int32) Location {
-	eps, beyond := t.reach(f, from)
+	var eps []Endpoint
+	var beyond []int32
+	switch {
+	case !f.behindHops():
+		eps, beyond = t.reach(f, from)
+	case t.here >= 0: // behind the gateways of our own network, from everywhere
+		beyond = []int32{t.here}
+	}
 	if f.endpoints == nil {
 		eps = f.entry.servingPort(eps, f.port)
 	}

@@ -203,7 +203,13 @@ type Endpoint struct {
 	// every address: an address of it is used only if Registry.Refuses allows it.
 	Guarded bool
 
-	load *tunnel.EndpointLoad // in a table, where its tunnels are counted
+	// Via is the gateways on the way to this endpoint alone, nearest first; nil means the
+	// Via of its service. The last one is asked for Host or Addr, so the network that
+	// these are in does not matter. Where the service has a Via, it has no effect.
+	Via *[]Hop `json:",omitzero"`
+
+	load       *tunnel.EndpointLoad // in a table, where its tunnels are counted
+	transports *endpointTransports  // in a table, where it has a Via
 }
 
 // Serves reports whether e is for a port of its service; 0 stands for any.

@@ -293,6 +293,14 @@ func (x *resolution) candidates(ctx context.Context, configured []Endpoint, targ
 			case ep.Addr.Port() == 0:
 				portless = true
 				continue
+			case len(c.Hops()) > 0:
+				if row > 0 {
+					continue
+				}
+				var err error
+				if ep, err = x.endpointBehind(c, ep.Addr.Port()); err != nil {
+					return nil, err
+				}
 			case c.Addr.IsValid():
 				if row > 0 {
 					continue
@@ -303,7 +311,7 @@ func (x *resolution) candidates(ctx context.Context, configured []Endpoint, targ
 			default:
 				continue
 			}
-			if targets == nil {
+			if targets == nil && len(c.Hops()) == 0 {
 				x.restrictDirect(c, &ep)
 			}
 			x.count(&ep, c)
@@ -314,7 +322,7 @@ func (x *resolution) candidates(ctx context.Context, configured []Endpoint, targ
 					hop = hops[at]
 				}
 				one := x.entry.balance.contenderOf(c, hop)
-				if !c.Addr.IsValid() {
+				if !c.Addr.IsValid() && len(c.Hops()) == 0 {
 					one.divide(answers[at], row, IsLocalhost(c.Host))
 				}
 				all = append(all, one)
@@ -388,7 +396,7 @@ func (r *Registry) lookupAll(ctx context.Context, eps []Endpoint) (answers [][]n
 	}
 	var byHost map[string]*lookup
 	for _, ep := range eps {
-		if ep.Host == "" {
+		if ep.Host == "" || len(ep.Hops()) > 0 {
 			continue
 		}
 		if byHost == nil {
@@ -419,7 +427,7 @@ func (r *Registry) lookupAll(ctx context.Context, eps []Endpoint) (answers [][]n
 	answers = make([][]netip.Addr, len(eps))
 	for i, ep := range eps {
 		l := byHost[ep.Host]
-		if ep.Host == "" || l == nil {
+		if ep.Host == "" || len(ep.Hops()) > 0 || l == nil {
 			continue
 		}
 		answers[i] = l.addrs

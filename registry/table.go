@@ -61,6 +61,8 @@ type serviceEntry struct {
 	home             int32           // the network its endpoints are in, or -1
 	groups           []endpointGroup // its endpoints by network, where there is more than one
 	hasPortEndpoints bool            // there are endpoints that serve one port only
+	hasVias          bool            // there are endpoints with a Via, and it has none itself
+	joined           []Endpoint      // those, and the ones that this gateway dials directly; nil where there are none with a Via
 }
 
 // A claim is one pattern or address and port that a service answers to.
@@ -173,6 +175,7 @@ func (m Mesh) merge(newTransport newTransport, before map[balanceKey]*balanceSta
 	b.addSets()
 	b.addListeners(snapshots)
 	b.addClientCerts()
+	b.makeEndpointTransports()
 	b.makeBalances()
 	b.assignNetworks()
 	b.makeTransports()
@@ -345,7 +348,7 @@ func (b *builder) addService(s *Service) {
 		b.byAddress[a] = b.claim(b.byAddress[a], "address", a.String(), i)
 	}
 	for _, ep := range s.Endpoints {
-		if !ep.Addr.IsValid() || len(s.Via) > 0 { // behind a Via the address is one of another network
+		if !ep.Addr.IsValid() || len(s.Via) > 0 || len(ep.Hops()) > 0 { // behind a Via the address is one of another network
 			continue
 		}
 		for _, port := range ep.PortsFor(s) {

@@ -248,7 +248,8 @@ type Endpoint struct {
 	Transport Transport
 
 	// HealthKey is what failures of the endpoint are counted under: the next hop
-	// where there is one. "" means Addr.
+	// where there is one, or the endpoint and the hops to it where it has its own. ""
+	// means Addr.
 	HealthKey string
 
 	// Load counts the endpoint's tunnels and dials; nil where nobody needs that.

@@ -45,10 +45,11 @@ type ListedService struct {
 
 // A ListedEndpoint is an endpoint of a service.
 type ListedEndpoint struct {
-	Address string `json:"address"`
-	Name    string `json:"name,omitempty"`
-	Network string `json:"network,omitempty"`
-	Cluster string `json:"cluster,omitempty"`
+	Address string   `json:"address"`
+	Name    string   `json:"name,omitempty"`
+	Network string   `json:"network,omitempty"`
+	Cluster string   `json:"cluster,omitempty"`
+	Via     []string `json:"via,omitempty"` // the gateways on the way to it alone, nearest first
 }
 
 // A ListedNetwork is a network in the table.
@@ -77,18 +78,24 @@ func listService(t *registry.Table, s *registry.Service) *ListedService {
 	for _, n := range s.Names {
 		l.Names = append(l.Names, n.String())
 	}
-	for _, hop := range s.Via {
-		l.Via = append(l.Via, hop.Proto+" "+strings.Join(hop.Addresses, ", "))
-	}
+	l.Via = listHops(s.Via)
 	for i := range s.Endpoints {
 		ep := &s.Endpoints[i]
-		one := ListedEndpoint{Address: ep.String(), Name: ep.Name, Network: ep.Network, Cluster: ep.Cluster}
-		if one.Network == "" && len(s.Via) == 0 {
+		one := ListedEndpoint{Address: ep.String(), Name: ep.Name, Network: ep.Network, Cluster: ep.Cluster, Via: listHops(ep.Hops())}
+		if one.Network == "" && len(s.Via) == 0 && len(one.Via) == 0 {
 			one.Network, _ = t.Network(ep.Addr)
 		}
 		l.Endpoints = append(l.Endpoints, one)
 	}
 	return l
+}
+
+// listHops returns hops for people.
+func listHops(hops []registry.Hop) (list []string) {
+	for _, hop := range hops {
+		list = append(list, hop.Proto+" "+strings.Join(hop.Addresses, ", "))
+	}
+	return list
 }
 
 func listNetwork(n *registry.Network, here string) *ListedNetwork {

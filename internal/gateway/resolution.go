@@ -182,7 +182,7 @@ func viewed(reg *registry.Registry, p *registry.Location, states func(netip.Addr
 		s.Why = "its endpoints are reached from here"
 	case len(s.Gateways) > 0:
 		s.Why = "its endpoints are in another network, whose gateways lead there"
-	case len(p.Service.Via) > 0:
+	case len(p.Service.Via) > 0, p.Service.HasEndpointVia():
 		s.Why = "it is reached via another gateway, and the network of this one has none to ask"
 	case len(p.Service.Endpoints) == 0:
 		s.Why = "it has no endpoint"

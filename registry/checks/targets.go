@@ -27,7 +27,7 @@ func (c *Checker) follow() {
 		}
 		for j := range s.Endpoints {
 			ep := &s.Endpoints[j]
-			if !t.Reaches(ep) {
+			if len(ep.Hops()) > 0 || !t.Reaches(ep) {
 				continue // whoever is there asks it
 			}
 			for _, port := range ep.PortsFor(s) {

@@ -248,6 +248,8 @@ func (d *decoder) checkListeners() {
 			d.errorf(at.value("service"), "name a service of this file, with its port", "service %q is not served: %v", clip(at.value("service").Value), strings.TrimPrefix(err.Error(), "registry: "))
 		case l.UDP() && len(s.Via) > 0 && !s.Via[len(s.Via)-1].CarriesDatagrams():
 			d.errorf(at.value("service"), "ask the last gateway of via by connect-h2 or connect-h3, or listen at UDP where the service is", "service %q has via, whose last gateway carries streams alone, and this listener is of UDP", clip(at.value("service").Value))
+		case l.UDP() && !endpointsCarryDatagrams(&s):
+			d.errorf(at.value("service"), "ask the last gateway of their via by connect-h2 or connect-h3, or leave via out of an endpoint", "all endpoints of service %q have via, whose last gateways carry streams alone, and this listener is of UDP", clip(at.value("service").Value))
 		case l.UDP() && s.TLS != nil:
 			d.errorf(at.value("service"), "leave tls out of the service", "service %q has tls: TLS is of streams, and this listener is of UDP", clip(at.value("service").Value))
 		case l.UDP() && s.ProxyProtocol != 0:
@@ -258,6 +260,17 @@ func (d *decoder) checkListeners() {
 		take(d.cfg.Admin, d.root.value("admin"))
 	}
 	d.checkDNS(taken)
+}
+
+// endpointsCarryDatagrams reports whether datagrams can go to an endpoint of s.
+func endpointsCarryDatagrams(s *registry.Service) bool {
+	for i := range s.Endpoints {
+		via := s.Endpoints[i].Hops()
+		if len(via) == 0 || via[len(via)-1].CarriesDatagrams() {
+			return true
+		}
+	}
+	return len(s.Endpoints) == 0
 }
 
 // checkNetwork finds what goes with TCP alone at a listener of UDP, and the
@@ -315,6 +328,9 @@ func (d *decoder) checkLoops() {
 			continue // it was read before, beside the same listeners; or its endpoints are seen from elsewhere
 		}
 		for j, ep := range s.Endpoints {
+			if len(ep.Hops()) > 0 {
+				continue
+			}
 			ports := s.Ports
 			if ep.Port != 0 {
 				ports = []uint16{ep.Port}

@@ -120,7 +120,7 @@ func (d *decoder) keepDigests(data []byte, items []serviceText) {
 	r.head, r.tail = surroundings(data, items)
 	r.services = make([]serviceDigest, len(items))
 	for i, it := range items {
-		if s := d.cfg.Services[i]; len(s.Via) == 0 && s.TLS == nil {
+		if s := d.cfg.Services[i]; len(s.Via) == 0 && s.TLS == nil && !s.HasEndpointVia() {
 			r.services[i] = serviceDigest{it.digest, it.line}
 		}
 	}

@@ -100,6 +100,12 @@ func (d *decoder) checkInsecureServices(plain string) {
 			d.warnInsecure(at.value("via"), "use TLS and credentials there, or set insecure: true for that hop", fmt.Sprintf("gateway %q is reached without %s for service %q", clip(hop.Address), hop.Lacks(), clip(s.Name)), plain)
 		}
 		for j := range s.Endpoints {
+			if via := s.Endpoints[j].Hops(); len(via) > 0 && len(s.Via) == 0 {
+				if hop := registry.InsecureVia(via); hop != nil {
+					d.warnInsecure(at.item("endpoints", j), "use TLS and credentials in its via, or set insecure: true for that hop", fmt.Sprintf("gateway %q is reached without %s for endpoint %s of service %q", clip(hop.Address), hop.Lacks(), s.Endpoints[j], clip(s.Name)), plain)
+				}
+				continue
+			}
 			n := d.networkOf(&s.Endpoints[j], open)
 			if n < 0 || len(s.Via) > 0 {
 				continue
@@ -107,9 +113,7 @@ func (d *decoder) checkInsecureServices(plain string) {
 			name := d.cfg.Networks[n].Name
 			d.warnInsecure(d.network(n).where("name"), "give the network a via with TLS and credentials, or set insecure: true for it",
 				fmt.Sprintf("network %q has no gateway, and endpoint %s of service %q there is reached unencrypted", clip(name), s.Endpoints[j], clip(s.Name)), plain)
-			if open = slices.DeleteFunc(open, func(i int) bool { return i == n }); len(open) == 0 {
-				break
-			}
+			open = slices.DeleteFunc(open, func(i int) bool { return i == n })
 		}
 	}
 }

@@ -65,6 +65,18 @@ type endpoint struct {
 	Network string            `yaml:"network"`
 	Weight  uint16            `yaml:"weight,max=1000" default:"1"`
 	Zone    string            `yaml:"zone"`
+	Via     []hop             `yaml:"via,single" what:"a hop" empty:"leave the key out to go there directly"`
+}
+
+// check finds mistakes of hops, and what has no effect beside them.
+func (e *endpoint) check(d *decoder, at mapping) {
+	if at.value("via") == nil {
+		return
+	}
+	d.checkVia(at, e.Via)
+	if has(at.node, "network") {
+		d.errorf(keyOf(at.node, "network"), "leave it out", "network has no effect: the endpoint has via, whose last gateway knows where it is")
+	}
 }
 
 // A loadBalancing says which endpoint a new connection goes to: a policy, or an object
@@ -193,6 +205,10 @@ func (s *service) registered(origin string) *registry.Service {
 		if e.Weight > 1 {
 			ep.Weight = e.Weight
 		}
+		if len(e.Via) > 0 {
+			via := registeredHops(e.Via)
+			ep.Via, ep.Network = &via, ""
+		}
 	}
 	if l := s.Limits; l != (serviceLimits{}) {
 		limits := tunnel.ServiceLimits(l)
@@ -207,6 +223,11 @@ func (s *service) registered(origin string) *registry.Service {
 // check finds ports that are listed twice, and mistakes of hops.
 func (s *service) check(d *decoder, at mapping) {
 	d.checkVia(at, s.Via)
+	for i := range s.Endpoints {
+		if n := at.item("endpoints", i); at.value("via") != nil && has(n, "via") {
+			d.errorf(keyOf(n, "via"), "keep one of them: the endpoint's, or the service's for all", "an endpoint has via, and so has its service")
+		}
+	}
 	if m := at.value("match"); m != nil && (s.VIP || s.Mesh != (meshName{}) || len(s.Addresses) > 0 || s.Headless || s.Exported) && len(s.Match.ALPN) > 0 {
 		d.errorf(m, "give the protocols a service of their own", "match.alpn is for names alone: not with mesh, addresses, vip, headless or exported")
 	}

@@ -217,6 +217,9 @@ func (d *decoder) readHopFiles(path string) (all [][]byte) {
 	}
 	for i, s := range d.cfg.Services {
 		d.readFilesOfHops(path, s.Via, d.services[i], "via", &all)
+		for j := range s.Endpoints {
+			d.readFilesOfHops(path, s.Endpoints[j].Hops(), mapping{d.services[i].item("endpoints", j)}, "via", &all)
+		}
 	}
 	return all
 }

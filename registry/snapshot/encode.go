@@ -77,7 +77,14 @@ const secretMissing = "it needs a secret, which is not saved: it works again whe
 
 // needsSecret reports whether s does not work without a secret.
 func needsSecret(s *registry.Service) bool {
-	return s.TLS != nil && s.TLS.Key != "" || slices.ContainsFunc(s.Via, func(h registry.Hop) bool {
+	if s.TLS != nil && s.TLS.Key != "" || hopsNeedSecret(s.Via) {
+		return true
+	}
+	return slices.ContainsFunc(s.Endpoints, func(ep registry.Endpoint) bool { return hopsNeedSecret(ep.Hops()) })
+}
+
+func hopsNeedSecret(hops []registry.Hop) bool {
+	return slices.ContainsFunc(hops, func(h registry.Hop) bool {
 		return h.Token != "" || h.Password != "" || h.Key != ""
 	})
 }

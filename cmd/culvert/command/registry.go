@@ -277,6 +277,9 @@ func (o *registryOptions) get(w io.Writer, events <-chan gateway.RegistryEvent, 
 			if ep.Network != "" {
 				line += ", in network " + ep.Network
 			}
+			if len(ep.Via) > 0 {
+				line += ", via " + strings.Join(ep.Via, "; ")
+			}
 			row("endpoint", line)
 		}
 		if err := writeTable(w, rows); err != nil {

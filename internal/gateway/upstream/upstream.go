@@ -11,6 +11,7 @@ package upstream
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -51,8 +52,8 @@ type Transports struct {
 	pools map[io.Closer]struct{} // carriers that keep connections; guarded by mu
 }
 
-// New returns the transport to the endpoints of s: through the gateways of its Via or,
-// where g is not nil, over g at ep, with a PROXY header and TLS where s asks for them.
+// New returns the transport to the endpoints of s: through the gateways of its Via or of
+// ep's, or, where g is not nil, over g at ep, with a PROXY header and TLS where s asks for them.
 // It is nil where the Router's own dialer does. It is registry.Registry.NewTransport.
 func (t *Transports) New(s *registry.Service, ep *registry.Endpoint, g *registry.Gateway) (tunnel.Transport, error) {
 	var layers []Layer
@@ -69,6 +70,10 @@ func (t *Transports) New(s *registry.Service, ep *registry.Endpoint, g *registry
 		}
 		layers = append(layers, layer)
 	}
+	via := s.Via
+	if len(via) == 0 && ep != nil {
+		via = ep.Hops()
+	}
 	switch {
 	case g != nil:
 		carriers, err := t.toGateway(ep, g)
@@ -76,10 +81,13 @@ func (t *Transports) New(s *registry.Service, ep *registry.Endpoint, g *registry
 			return nil, err
 		}
 		return WithLayers(carriers, layers...), nil
-	case len(s.Via) > 0:
-		hop, err := t.NextHop(s.Via)
+	case len(via) > 0:
+		hop, err := t.NextHop(via)
 		if err != nil {
 			return nil, err
+		}
+		if len(s.Via) == 0 {
+			return WithLayers(endpointHop{hop}, layers...), nil
 		}
 		return WithLayers(hop, layers...), nil
 	case len(layers) > 0:
@@ -122,6 +130,22 @@ func (t *Transports) Close() {
 	for c := range pools {
 		_ = c.Close()
 	}
+}
+
+// An endpointHop leads to one endpoint alone. A gateway that refuses that one says nothing of
+// the service's other endpoints, which are reached in other ways.
+type endpointHop struct{ *NextHop }
+
+// Dial implements tunnel.Transport.
+func (h endpointHop) Dial(ctx context.Context, ep *tunnel.Endpoint, req *tunnel.Request) (net.Conn, error) {
+	c, err := h.NextHop.Dial(ctx, ep, req)
+	if e, ok := errors.AsType[*tunnel.Error](err); ok && e.Final {
+		switch e.Reason {
+		case tunnel.NoRoute, tunnel.NotExposed, tunnel.Denied, tunnel.Prohibited, tunnel.Insecure:
+			return nil, &tunnel.Error{Reason: e.Reason, Err: err, BehindHop: e.BehindHop}
+		}
+	}
+	return c, err
 }
 
 // Direct dials endpoints without a next hop.

@@ -1,0 +1,183 @@
+package registry
+
+import (
+	"net/netip"
+	"slices"
+	"strings"
+
+	"culvert.dev/tunnel"
+)
+
+// behindWord is in the key of an endpoint that has a Via, between the endpoint and the
+// gateways on the way there. No HOST:PORT has it.
+const behindWord = " behind "
+
+// endpointTransports are those to one endpoint that has a Via.
+type endpointTransports struct {
+	own         madeTransport
+	passthrough madeTransport // for clients that speak TLS with the service themselves
+	healthKey   string        // of the endpoint; "" where it has no port
+}
+
+// transport returns the transport for requests of f.
+func (t *endpointTransports) transport(f *match) *madeTransport {
+	if f.passthrough {
+		return &t.passthrough
+	}
+	return &t.own
+}
+
+// Hops returns the gateways of e's Via.
+func (e *Endpoint) Hops() []Hop {
+	if e.Via == nil {
+		return nil
+	}
+	return *e.Via
+}
+
+// healthKey returns what the failures of e, which has a Via, are counted under. There may
+// be another host with its address in another network, so it names the gateways too.
+func (e *Endpoint) healthKey(port uint16) string {
+	if e.transports != nil && e.transports.healthKey != "" {
+		return e.transports.healthKey
+	}
+	at := *e
+	at.Port = port
+	way := make([]string, len(e.Hops()))
+	for i, hop := range e.Hops() {
+		way[i] = hop.Proto + " " + strings.Join(hop.Addresses, " or ")
+	}
+	return at.String() + behindWord + strings.Join(way, ", ")
+}
+
+// isBehind reports whether a HealthKey is that of an endpoint with a Via, and not that of
+// a gateway.
+func isBehind(healthKey string) bool { return strings.Contains(healthKey, behindWord) }
+
+// target returns the HOST:PORT of k: of the endpoint or of the next hop.
+func (k healthKey) target() string {
+	target, _, _ := strings.Cut(k.String(), behindWord)
+	return target
+}
+
+// hostBehind returns the host of an endpoint with a Via, as target has it.
+func (e *Endpoint) hostBehind() string {
+	if e.Addr.IsValid() {
+		return e.Addr.String()
+	}
+	return e.Host
+}
+
+// HasEndpointVia reports whether one of the endpoints of s has a Via that counts.
+func (s *Service) HasEndpointVia() bool {
+	if len(s.Via) > 0 {
+		return false
+	}
+	for i := range s.Endpoints {
+		if len(s.Endpoints[i].Hops()) > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// makeEndpointTransports makes the transports to each endpoint that has a Via.
+func (b *builder) makeEndpointTransports() {
+	for i := range b.services {
+		b.makeEndpointTransportsOf(&b.services[i])
+	}
+	if b.listeners != nil {
+		for i := range b.listeners.backends {
+			b.makeEndpointTransportsOf(&b.listeners.backends[i])
+		}
+	}
+}
+
+func (b *builder) makeEndpointTransportsOf(e *serviceEntry) {
+	if e.hasVias = e.HasEndpointVia(); !e.hasVias {
+		return
+	}
+	s := *e.Service // what a source has said stays as it is
+	s.Endpoints = slices.Clone(s.Endpoints)
+	passthrough := s
+	passthrough.TLS = nil
+	for i := range s.Endpoints {
+		ep := &s.Endpoints[i]
+		if len(ep.Hops()) == 0 {
+			continue
+		}
+		w := &endpointTransports{}
+		if ep.Port != 0 {
+			w.healthKey = ep.healthKey(ep.Port)
+		}
+		if b.newTransport != nil {
+			w.own = b.newMadeTransport(&s, ep, nil)
+			w.passthrough = w.own
+			if s.TLS != nil {
+				w.passthrough = b.newMadeTransport(&passthrough, ep, nil)
+			}
+		}
+		ep.transports = w
+	}
+	e.Service = &s
+}
+
+// joinEndpoints sets the endpoints that this gateway chooses among for e: those with a
+// Via, and beside them the ones of its own network, or else of networks without gateways.
+func (b *builder) joinEndpoints(e *serviceEntry) {
+	e.home = b.here
+	own := slices.ContainsFunc(e.Endpoints, func(ep Endpoint) bool { return len(ep.Hops()) == 0 && b.network(&ep) == b.here })
+	for i := range e.Endpoints {
+		ep := &e.Endpoints[i]
+		e.hasPortEndpoints = e.hasPortEndpoints || ep.ServicePort != 0
+		if in := b.network(ep); in == b.here || !own && b.direct(in, b.here) {
+			e.joined = append(e.joined, *ep)
+		}
+	}
+}
+
+// endpointBehind returns the endpoint c, which has a Via, as its last gateway is asked
+// for it. It is a name or an address there, so nothing is looked up.
+func (x *resolution) endpointBehind(c *Endpoint, port uint16) (tunnel.Endpoint, error) {
+	t := c.transports.transport(&x.match)
+	if err := t.refusal(x.entry); err != nil {
+		return tunnel.Endpoint{}, err
+	}
+	if t.Transport == nil {
+		return tunnel.Endpoint{}, tunnel.Refusef(tunnel.Unsupported, "registry: endpoint %s of service %q of %s is behind another gateway, and there is no way there", c, x.entry.Name, orUnknown(x.entry.Origin))
+	}
+	ep := x.target(c, port, t.Transport)
+	ep.HealthKey = c.healthKey(port)
+	if x.payload == encrypted {
+		return ep, nil
+	}
+	hops := c.Hops()
+	if hop := weakVia(hops); hop != nil {
+		x.restrict(&ep, hops[len(hops)-1].Insecure, &insecureError{service: x.entry.Name, hop: hop, endpoint: c.String()})
+	}
+	return ep, nil
+}
+
+// behindHops reports whether what f asks for is reached over next hops, or some of it is,
+// so that others than this gateway must ask this gateway for it.
+func (f *match) behindHops() bool {
+	switch {
+	case len(f.entry.Via) > 0:
+		return true
+	case f.endpoints != nil:
+		return len(f.endpoints[0].Hops()) > 0
+	}
+	return f.entry.hasVias
+}
+
+// loadKey returns what the tunnels of e are counted under, false where that depends on
+// the request.
+func (e *Endpoint) loadKey() (healthKey, bool) {
+	switch {
+	case e.transports != nil:
+		return healthKey{hop: e.transports.healthKey}, e.transports.healthKey != ""
+	case e.Addr.IsValid():
+		return healthKey{addr: netip.AddrPortFrom(e.Addr.Unmap(), e.Port)}, true
+	}
+	return healthKey{}, false
+}
