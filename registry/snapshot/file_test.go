@@ -243,9 +243,22 @@ func TestEachSecretCounts(t *testing.T) {
 	try(reflect.TypeFor[registry.Hop](), func(v reflect.Value) *registry.Service {
 		return &registry.Service{Via: []registry.Hop{*v.Interface().(*registry.Hop)}}
 	})
+	try(reflect.TypeFor[registry.Hop](), func(v reflect.Value) *registry.Service {
+		return &registry.Service{Endpoints: []registry.Endpoint{{Host: "a.test"}, {Host: "b.test", Via: &[]registry.Hop{*v.Interface().(*registry.Hop)}}}}
+	})
 	try(reflect.TypeFor[registry.BackendTLS](), func(v reflect.Value) *registry.Service {
 		return &registry.Service{TLS: v.Interface().(*registry.BackendTLS)}
 	})
+}
+
+// An endpoint keeps the gateways that lead to it: without them it would be another host.
+func TestEndpointsKeepTheirVia(t *testing.T) {
+	via := []registry.Hop{{Proto: "connect", Addresses: []string{"https://gw.test:443"}}}
+	want := []registry.Endpoint{{Host: "a.test", Port: 1}, {Host: "b.test", Port: 1, Via: &via}}
+	data := encoded(t, map[string]*savedSnapshot{"a": {registry.Snapshot{Services: []*registry.Service{{Name: "a", Endpoints: want}}}, noon}})
+	if got := decoded(t, data)["a"].Services[0].Endpoints; !reflect.DeepEqual(got, want) {
+		t.Errorf("got %+v, want %+v", got, want)
+	}
 }
 
 // withChecksum makes a file of lines, with the right end.
