@@ -113,8 +113,12 @@ func (d *decoder) checkPlain(l *Listener, at mapping, table func() *registry.Tab
 			if name.Wildcard || name.Suffix.IsZero() {
 				continue
 			}
-			if _, err := table().Find(&tunnel.Request{Proto: "tls", Name: name.Suffix, ALPN: t.ALPN, LocalPort: listenPort(l.Address)}); err != nil {
+			s, err := table().Find(&tunnel.Request{Proto: "tls", Name: name.Suffix, ALPN: t.ALPN, LocalPort: listenPort(l.Address)})
+			switch {
+			case err != nil:
 				d.errorf(items[i].item("names", j), "add a service with that name", "tls ends for %q, and its stream goes nowhere: %v", name, strings.TrimPrefix(err.Error(), "registry: "))
+			case s.StartTLS != "" && s.TLS == nil:
+				d.errorf(items[i].item("names", j), "add tls to the service, or leave its startTLS out", "tls ends for %q, and startTLS has its endpoints expect TLS, which nobody would begin", name)
 			}
 		}
 	}
