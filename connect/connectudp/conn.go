@@ -124,10 +124,13 @@ func (c *Conn) sendCapsule(b []byte) error {
 
 // write writes the queue to the stream, and ends when it is empty.
 func (c *Conn) write() {
+	var b []byte // that are being written
 	defer func() {
 		if v := recover(); v != nil {
 			c.mu.Lock()
 			c.err = tunnel.Caught(v)
+			c.budget.AddBuffered(-len(b) - len(c.queue))
+			c.queue, c.spare = nil, nil
 			c.mu.Unlock()
 			_ = c.Abort()
 		}
@@ -143,7 +146,7 @@ func (c *Conn) write() {
 			c.mu.Unlock()
 			return
 		}
-		b := c.queue
+		b = c.queue
 		c.queue = c.spare[:0]
 		c.mu.Unlock()
 		_, err := c.Stream.Write(b)

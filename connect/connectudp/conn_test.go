@@ -471,7 +471,7 @@ func (s *framedStream) SendDatagram(head, payload []byte) error {
 
 // TestTooLargeForAFrame: of what no frame can hold, the first packets of QUIC go in a
 // capsule, and all that is larger is lost. What cannot go in frames at all goes in
-// capsules, and what there is no room for is lost.
+// capsules, and datagrams that a full queue has no room for are dropped.
 func TestTooLargeForAFrame(t *testing.T) {
 	for _, test := range []struct {
 		title   string
@@ -504,3 +504,28 @@ func TestTooLargeForAFrame(t *testing.T) {
 		}
 	}
 }
+
+// A panickyStream panics when it is written to.
+type panickyStream struct{ tunnel.Stream }
+
+func (panickyStream) Write([]byte) (int, error) { panic("a fault") }
+
+// TestPanicGivesMemoryBack: what waited for a writer that panicked is not counted any more.
+func TestPanicGivesMemoryBack(t *testing.T) {
+	near, far := net.Pipe()
+	defer far.Close()
+	var budget tunnel.Budget
+	c := newConn(panickyStream{connStream{near}}, nil, &budget)
+	if err := c.SendDatagram([]byte("one")); err != nil {
+		t.Fatal(err)
+	}
+	testnet.Eventually(t, 10*time.Second, func() bool { return c.SendDatagram([]byte("two")) != nil }, "the panic is the error of later datagrams")
+	if n := budget.Buffered(); n != 0 {
+		t.Errorf("got %d bytes counted, want none", n)
+	}
+}
+
+// A connStream is a net.Conn as a tunnel.Stream.
+type connStream struct{ net.Conn }
+
+func (connStream) CloseWrite() error { return nil }
