@@ -114,7 +114,7 @@ func (h *Hop) speaksTLS() bool {
 }
 
 // Downgrade returns the first carrier of the gateway that has no TLS, is not Insecure and
-// comes after one with TLS: whoever blocks the one would be shown what the other carries.
+// comes after one with TLS: an attacker who blocks the first could read what the second carries.
 // It returns nil where there is none.
 func (g *Gateway) Downgrade() *Hop {
 	secure := false

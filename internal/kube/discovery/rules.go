@@ -22,7 +22,7 @@ type Rules struct {
 	Names []NameRule
 
 	// ExternalNames lets Services of the type ExternalName be exposed. Without it they stay closed,
-	// because whoever can create one can make the gateway dial any host that it reaches.
+	// because the author of one can make the gateway dial any host that it reaches.
 	ExternalNames bool
 }
 
