@@ -35,12 +35,17 @@ func Listen(t testing.TB) net.Listener {
 	return ln
 }
 
-// ClosedPort returns an address where nobody listened a moment ago.
+// ClosedPort returns an address where nobody listens. A connection to somewhere
+// else has its port until the end of the test, so that no other program takes it.
 func ClosedPort(t testing.TB) string {
 	t.Helper()
-	ln := Listen(t)
-	_ = ln.Close()
-	return ln.Addr().String()
+	d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)}, Timeout: clientTime}
+	c, err := d.Dial("tcp", Listen(t).Addr().String())
+	if err != nil {
+		t.Fatalf("testnet: %v", err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	return c.LocalAddr().String()
 }
 
 // Connect connects to addr. The connection may be used for 10 s, and is closed

@@ -73,13 +73,14 @@ func (k *session) toClient(p *path, b []byte) {
 	now := int64(time.Since(k.start))
 	k.moved.Store(now)
 	p.moved.Store(now)
+	// Noted before it is sent: the client may ask again at once.
+	if first := !k.answered.Swap(true); first && k.opening == nil {
+		k.d.s.answered(k)
+	}
 	if k.d.wire.send(b, p.client.addr, p.client.local) != nil {
 		return
 	}
 	out, in := k.out.Add(int64(len(b))), k.in.Load()
-	if first := !k.answered.Swap(true); first && k.opening == nil {
-		k.d.s.answered(k)
-	}
 	if k.opening != nil && !k.answersProve.Load() && k.provesClient(b, in, out) {
 		k.answersProve.Store(true)
 		k.prove()
