@@ -2,6 +2,7 @@ package tunnel
 
 import (
 	"context"
+	"crypto/x509"
 	"io"
 	"net"
 	"net/netip"
@@ -47,6 +48,12 @@ type EndedTLS struct {
 	ServerName Name     // that the client asked for; zero where it sent none
 	ALPN       []string // protocols that the client offered, at most MaxALPN
 	Peer       Peer     // the identity that the client proved; zero if none
+
+	// Chain has the client's certificates, verified, the leaf first. Nil for none.
+	Chain []*x509.Certificate
+
+	// Exporter returns keying material of the session, RFC 8446 section 7.5.
+	Exporter func(label string, context []byte, length int) ([]byte, error)
 }
 
 // NewConn wraps c, which the Conn owns from now on.

@@ -74,8 +74,28 @@ const MaxALPN = 32
 // A Peer is who the caller proved to be on this hop. It never comes from
 // anything that was not verified.
 type Peer struct {
-	ID     string // "alice", "spiffe://..."
-	Method string // "basic", "bearer", "mtls"; "" means no identity
+	ID     string    // "spiffe://corp.example/ns/shop/sa/api", "alice", "dns:a.example"
+	Method string    // "mtls", "basic", "bearer", "jwt", "unix"; "" means no identity
+	Auth   *AuthInfo // what the ID rests on; nil where there is nothing but the ID
+}
+
+// AuthInfo is what an identity rests on, and what policy can decide by. One is
+// shared by all streams of a connection, and is not changed once it is in a Request. It
+// is kept for as long as a tunnel lives, so it holds no certificates: see EndedTLS.
+type AuthInfo struct {
+	// TrustDomain is that of a SPIFFE id. Namespace and ServiceAccount are those of a
+	// workload of Kubernetes, in whichever form its mesh writes them. Each is empty
+	// where the credential has none.
+	TrustDomain, Namespace, ServiceAccount string
+
+	// Claims are those of a token that the configuration asks for, each with its values.
+	Claims map[string][]string
+
+	Expires time.Time // when the credential does; zero where it does not
+
+	// Actor is the nearer peer: the gateway that stated this identity, or who the
+	// client certificate beside a token names. Nil for nobody.
+	Actor *Peer
 }
 
 // UnverifiedHeaders are what a caller says of itself and of where it comes

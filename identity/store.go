@@ -1,0 +1,157 @@
+package identity
+
+import (
+	"crypto"
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// A Store has keys and trust bundles by name. Sources (files, Secrets of Kubernetes, a
+// Workload API, bundle endpoints) set them; listeners and dialers look them up once, by
+// name, and ask them at each handshake. So rotation makes no new table and ends no
+// connection. The zero Store is empty and ready for use. It is safe for concurrent use.
+type Store struct {
+	mu    sync.Mutex
+	keys  map[string]*Key
+	trust map[string]*Trust
+}
+
+// Key returns the key with that name. Nobody needs to have set it yet: until then its
+// Certificate is an error. It is the same Key for as long as the Store lives.
+func (s *Store) Key(name string) *Key {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	k := s.keys[name]
+	if k == nil {
+		if s.keys == nil {
+			s.keys = make(map[string]*Key)
+		}
+		k = &Key{name: name}
+		s.keys[name] = k
+	}
+	return k
+}
+
+// Trust returns the trust with that name, as Key does.
+func (s *Store) Trust(name string) *Trust {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	t := s.trust[name]
+	if t == nil {
+		if s.trust == nil {
+			s.trust = make(map[string]*Trust)
+		}
+		t = &Trust{name: name}
+		s.trust[name] = t
+	}
+	return t
+}
+
+// A Key is a certificate with its private key that can be replaced at any time.
+type Key struct {
+	name string
+	now  atomic.Pointer[version[tls.Certificate]]
+}
+
+// A Trust is a Bundle that can be replaced at any time.
+type Trust struct {
+	name string
+	now  atomic.Pointer[version[Bundle]]
+}
+
+// A version is what was set last: a value, or the error that says why there is none.
+type version[T any] struct {
+	value      *T
+	err        error
+	generation uint64
+}
+
+// Name returns the key's name in its Store.
+func (k *Key) Name() string { return k.name }
+
+// Certificate returns the certificate with its chain and private key. Its Leaf is set.
+// Nobody changes it. The error says why there is none.
+func (k *Key) Certificate() (*tls.Certificate, error) {
+	v := k.now.Load()
+	switch {
+	case v == nil:
+		return nil, fmt.Errorf("key %q is not known yet", k.name)
+	case v.err != nil:
+		return nil, fmt.Errorf("key %q: %w", k.name, v.err)
+	}
+	return v.value, nil
+}
+
+// Generation returns a number that grows with each Set: what was made with a key of
+// another generation is out of date. It is 0 before the first.
+func (k *Key) Generation() uint64 { return generation(&k.now) }
+
+// Set replaces the certificate, which belongs to the Key from then on and has its Leaf.
+// Handshakes that have begun keep the one they have.
+func (k *Key) Set(c *tls.Certificate) { set(&k.now, c, nil) }
+
+// Remove takes the certificate away; err says why there is none. Handshakes that need
+// it fail from then on.
+func (k *Key) Remove(err error) { set(&k.now, nil, err) }
+
+// A Bundle is what the certificates and tokens of one trust domain are verified by.
+// It is not changed once it is set.
+type Bundle struct {
+	// TrustDomain is the one domain that Roots and JWTKeys speak for. It is empty for
+	// CAs that may name anything but a SPIFFE id: trust of the type "ca".
+	TrustDomain string
+
+	Roots       []*x509.Certificate
+	JWTKeys     map[string]crypto.PublicKey // by key ID; for JWT-SVIDs
+	Revoked     []*x509.RevocationList      // signatures are checked by Roots
+	RefreshHint time.Duration               // how often the source wants to be asked; 0 says nothing
+	Sequence    uint64                      // grows with each version; 0 says nothing
+}
+
+// Name returns the trust's name in its Store.
+func (t *Trust) Name() string { return t.name }
+
+// Bundle returns what is trusted now. The error says why nothing is.
+func (t *Trust) Bundle() (*Bundle, error) {
+	v := t.now.Load()
+	switch {
+	case v == nil:
+		return nil, fmt.Errorf("trust %q is not known yet", t.name)
+	case v.err != nil:
+		return nil, fmt.Errorf("trust %q: %w", t.name, v.err)
+	}
+	return v.value, nil
+}
+
+// Generation is that of a Key, for a Trust.
+func (t *Trust) Generation() uint64 { return generation(&t.now) }
+
+// Set replaces the bundle, which belongs to the Trust from then on.
+func (t *Trust) Set(b *Bundle) { set(&t.now, b, nil) }
+
+// Remove takes the bundle away; err says why. Nobody is trusted by it from then on.
+func (t *Trust) Remove(err error) { set(&t.now, nil, err) }
+
+func generation[T any](p *atomic.Pointer[version[T]]) uint64 {
+	if v := p.Load(); v != nil {
+		return v.generation
+	}
+	return 0
+}
+
+func set[T any](p *atomic.Pointer[version[T]], value *T, err error) {
+	for {
+		old := p.Load()
+		next := &version[T]{value: value, err: err, generation: 1}
+		if old != nil {
+			next.generation = old.generation + 1
+		}
+		if p.CompareAndSwap(old, next) {
+			return
+		}
+	}
+}
