@@ -347,7 +347,8 @@ func (b *builder) addService(s *Service) {
 		a = normalAddr(a)
 		b.byAddress[a] = b.claim(b.byAddress[a], "address", a.String(), i)
 	}
-	for _, ep := range s.Endpoints {
+	for k := range s.Endpoints {
+		ep := &s.Endpoints[k]
 		if !ep.Addr.IsValid() || len(s.Via) > 0 || len(ep.Hops()) > 0 { // behind a Via the address is one of another network
 			continue
 		}

@@ -40,8 +40,11 @@ func (m mapping) item(key string, i int) *yaml.Node {
 	if all := m.items(key); i < len(all) {
 		return all[i]
 	}
-	return cmp.Or(m.value(key), &yaml.Node{})
+	return cmp.Or(m.value(key), missing)
 }
+
+// missing stands for a node that the file does not have. Nobody changes it.
+var missing = &yaml.Node{}
 
 // network and listener return an element of networks and of listeners.
 func (d *decoder) network(i int) mapping  { return mapping{d.root.item("networks", i)} }

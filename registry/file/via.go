@@ -218,7 +218,9 @@ func (d *decoder) readHopFiles(path string) (all [][]byte) {
 	for i, s := range d.cfg.Services {
 		d.readFilesOfHops(path, s.Via, d.services[i], "via", &all)
 		for j := range s.Endpoints {
-			d.readFilesOfHops(path, s.Endpoints[j].Hops(), mapping{d.services[i].item("endpoints", j)}, "via", &all)
+			if hops := s.Endpoints[j].Hops(); len(hops) > 0 {
+				d.readFilesOfHops(path, hops, mapping{d.services[i].item("endpoints", j)}, "via", &all)
+			}
 		}
 	}
 	return all
