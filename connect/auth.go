@@ -15,13 +15,15 @@ import (
 	"culvert.dev/tunnel"
 )
 
-// An Authenticator checks the credentials of a Proxy-Authorization field
-// (RFC 9110 section 11.7).
+// An Authenticator checks the credentials of a request: those of its
+// Proxy-Authorization field (RFC 9110 section 11.7), or another field that a load
+// balancer has signed.
 //
-// Authenticate returns ErrCredentials for what it does not accept, and a
-// *tunnel.Error where it has not looked: of Overload, where it has too much to
-// do. It must not take a different time for an unknown user than for a wrong
-// password, and must not keep or log the credentials. It ends when ctx does.
+// Authenticate returns an error that wraps ErrCredentials for what it does not accept,
+// whose text is for the log alone, and a *tunnel.Error where it has not looked: of
+// Overload, where it has too much to do. It must not take a different time for an
+// unknown user than for a wrong password, and must not keep or log the credentials. It
+// ends when ctx does. The Peer has no Actor: whoever calls adds the one of c.TLS.
 //
 // Challenges returns the value of each Proxy-Authenticate field of a 407, the
 // same for every request.
@@ -41,32 +43,39 @@ func Asks(a Authenticator) bool {
 	return a != nil
 }
 
-// Credentials are what a client shows.
+// Credentials are what a client shows. All of it belongs to the request and must not be
+// kept.
 type Credentials struct {
-	Scheme string     // in lower case
-	Value  string     // the rest of the field, as sent
-	From   netip.Addr // the client's address
+	Scheme    string           // in lower case; "" where the field is missing
+	Value     string           // the rest of the field, as sent
+	From      netip.Addr       // the client's address
+	Authority Authority        // what is asked for; zero where that cannot be parsed
+	Fields    Fields           // of the request; nil for a protocol without
+	TLS       *tunnel.EndedTLS // the session that the request came by; nil for none
 }
 
 // ErrCredentials is the refusal of credentials that are wrong. A server's error wraps it.
 var ErrCredentials = errors.New("the credentials are not accepted")
 
-// Authenticate has a judge the value of a field with credentials, of which n
-// were sent, for req, and records in it the identity of the client. It does nothing
-// where a asks for none. Its errors are *tunnel.Error.
-func Authenticate(ctx context.Context, a Authenticator, req *tunnel.Request, sent string, n int) error {
+// Authenticate has a judge credentials for req, whose field was sent n times with the
+// value sent, and records in req the identity of the client. What a client certificate
+// names stays beside it, as the Actor. It does nothing where a asks for none. It fills in
+// the Scheme, Value, From and TLS of c. Its errors are *tunnel.Error.
+func Authenticate(ctx context.Context, a Authenticator, req *tunnel.Request, sent string, n int, c Credentials) error {
 	if !Asks(a) {
 		return nil
 	}
 	scheme, value, _ := strings.Cut(sent, " ")
-	peer, err := a.Authenticate(ctx, Credentials{strings.ToLower(scheme), strings.TrimLeft(value, " "), req.Source.Addr()})
+	c.Scheme, c.Value = strings.ToLower(scheme), strings.TrimLeft(value, " ")
+	c.From, c.TLS = req.Source.Addr(), req.TLS
+	peer, err := a.Authenticate(ctx, c)
 	switch refused := (*tunnel.Error)(nil); {
 	case err == nil:
-		req.Peer = peer
+		req.Peer = peer.WithActor(req.Peer)
 		return nil
 	case errors.As(err, &refused):
 		return err
-	case n == 0:
+	case n == 0 && err == ErrCredentials:
 		return tunnel.Refusef(tunnel.NoAuth, "no credentials")
 	}
 	return &tunnel.Error{Reason: tunnel.NoAuth, Err: err}
@@ -141,7 +150,7 @@ func (a AnyOf) Authenticate(ctx context.Context, c Credentials) (tunnel.Peer, er
 			return p, nil
 		}
 		if err != ErrCredentials {
-			refused = err // it has not looked
+			refused = err // it says more, or has not looked
 		}
 	}
 	return tunnel.Peer{}, refused

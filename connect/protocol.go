@@ -24,8 +24,8 @@ const acceptTimeout = time.Second
 // client that can connect: the Handler decides what may be reached. A Protocol is safe
 // for any number of connections at once.
 type Protocol struct {
-	// Auth, if set, has to accept the credentials of every request. It is called
-	// before the target is parsed, so a 407 reveals nothing about names.
+	// Auth, if set, has to accept the credentials of every request. What is wrong with
+	// a target is said only after it has, so a 407 reveals nothing about names.
 	Auth Authenticator
 
 	// Via is this gateway's pseudonym: a request that names it in Via or

@@ -19,14 +19,14 @@ func (p *Protocol) Admit(ctx context.Context, req *tunnel.Request, target string
 	if n > 1 {
 		return ctx, badRequest("%d Proxy-Authorization fields", n)
 	}
+	to, wrong := ParseAuthority(target)
 	if p.Auth != nil {
-		if err := Authenticate(ctx, p.Auth, req, sent, n); err != nil {
+		if err := Authenticate(ctx, p.Auth, req, sent, n, Credentials{Authority: to, Fields: fields}); err != nil {
 			return ctx, tunnel.Refusef(tunnel.ReasonOf(err), "connect: %w", err)
 		}
 	}
-	to, err := ParseAuthority(target)
-	if err != nil {
-		return ctx, &tunnel.Error{Reason: tunnel.BadRequest, Err: err}
+	if wrong != nil {
+		return ctx, &tunnel.Error{Reason: tunnel.BadRequest, Err: wrong}
 	}
 	req.Name, req.Addr, req.Port = to.Name, to.Addr, to.Port
 	hops, err := fields.Hops(p.Via, to)

@@ -120,8 +120,8 @@ func (c clientCerts) admits(e *serviceEntry, req *tunnel.Request) *tunnel.Error 
 	if l == nil || len(l.services[e.index]) == 0 {
 		return nil
 	}
-	var came *ListenerTLS // by which the client came
-	if req.TLS != nil && req.Peer.Method == "mtls" {
+	var came *ListenerTLS                                // by which the client came
+	if req.TLS != nil && req.TLS.Peer.Method == "mtls" { // the Peer may be a user, whose certificate is the Actor
 		if m, ok := l.byName.find(req.TLS.ServerName); ok && m.value.requiresClientCert() {
 			came = m.value
 		}

@@ -73,8 +73,11 @@ func TestClientCertsOfServices(t *testing.T) {
 			req.ALPN = []string{row.alpn}
 		}
 		if row.by != "" {
-			req.TLS = &tunnel.EndedTLS{ServerName: tunnel.MustParseName(row.by)}
 			req.Peer = tunnel.Peer{ID: "somebody", Method: row.method}
+			req.TLS = &tunnel.EndedTLS{ServerName: tunnel.MustParseName(row.by), Peer: req.Peer}
+		}
+		if row.method == certified { // and says by a token who its user is
+			req.Peer = tunnel.Peer{ID: "alice", Method: "jwt"}.WithActor(req.Peer)
 		}
 		f, refusal := tab.findVisible(req)
 		if denied := refusal != nil; denied != row.denied || denied && refusal.Reason != tunnel.Denied {

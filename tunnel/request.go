@@ -79,6 +79,21 @@ type Peer struct {
 	Auth   *AuthInfo // what the ID rests on; nil where there is nothing but the ID
 }
 
+// WithActor returns p with a beside it, as the Actor, unless a is nobody. It changes
+// nothing that other Peers share.
+func (p Peer) WithActor(a Peer) Peer {
+	if a.Method == "" {
+		return p
+	}
+	var info AuthInfo
+	if p.Auth != nil {
+		info = *p.Auth
+	}
+	info.Actor = &a
+	p.Auth = &info
+	return p
+}
+
 // AuthInfo is what an identity rests on, and what policy can decide by. One is
 // shared by all streams of a connection, and is not changed once it is in a Request. It
 // is kept for as long as a tunnel lives, so it holds no certificates: see EndedTLS.

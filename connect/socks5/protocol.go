@@ -94,7 +94,7 @@ func (p *Protocol) ServeConn(ctx context.Context, c *tunnel.Conn, h tunnel.Handl
 	req := c.NewRequest(p.Name())
 	req.Name, req.Addr, req.Port = to.name, to.addr, to.port
 	if verify {
-		req.Peer = s.peer
+		req.Peer = s.peer.WithActor(req.Peer)
 	}
 	req.Accept = func() (tunnel.Stream, error) {
 		if err := s.write(answer(Succeeded)); err != nil {

@@ -149,18 +149,18 @@ func (p *Protocol) Admit(ctx context.Context, req *tunnel.Request, host, target 
 	if n > 1 {
 		return nil, bad("%d Authorization fields", n)
 	}
-	if p.Auth != nil {
-		if err := connect.Authenticate(ctx, p.Auth, req, sent, n); err != nil {
-			return nil, tunnel.Refusef(tunnel.ReasonOf(err), "ws: %w", err)
-		}
-	}
 	path := p.Path
 	if path == "" {
 		path = DefaultPath
 	}
-	to, err := destination(target, path, fields)
-	if err != nil {
-		return nil, err
+	to, wrong := destination(target, path, fields)
+	if p.Auth != nil {
+		if err := connect.Authenticate(ctx, p.Auth, req, sent, n, connect.Credentials{Authority: to, Fields: fields}); err != nil {
+			return nil, tunnel.Refusef(tunnel.ReasonOf(err), "ws: %w", err)
+		}
+	}
+	if wrong != nil {
+		return nil, wrong
 	}
 	req.Name, req.Addr, req.Port = to.Name, to.Addr, to.Port
 	hops, err := fields.Hops(p.Via, to)
