@@ -19,7 +19,7 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // patience is how long anything in these tests may take.
-const patience = 10 * time.Second
+const patience = 30 * time.Second
 
 // A gateway serves a Protocol on loopback, and nothing before or behind it.
 type gateway struct {

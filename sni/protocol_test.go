@@ -19,7 +19,7 @@ import (
 	"culvert.dev/tunnel"
 )
 
-const patience = 10 * time.Second // no test waits this long unless it fails
+const patience = 30 * time.Second // no test waits this long unless it fails
 
 // A visit is one connection of a client to a Protocol, over loopback.
 type visit struct {

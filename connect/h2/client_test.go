@@ -291,11 +291,20 @@ func TestSettingsAreNotAcknowledged(t *testing.T) {
 				go func() {
 					defer close(written)
 					_ = r.fr.WriteSettings()
-					_ = r.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: fieldList(":status", "200"), EndHeaders: true})
 				}()
-				for f, _ := r.fr.ReadFrame(); f.Header().Type != http2.FrameHeaders; f, _ = r.fr.ReadFrame() {
+				for asked := false; !asked; {
+					f, err := r.fr.ReadFrame()
+					if err != nil {
+						t.Errorf("no request came: %v", err)
+						code <- none
+						return
+					}
+					asked = f.Header().Type == http2.FrameHeaders
 				}
-				code <- goAwayDelay(r, func() { <-written })
+				code <- goAwayDelay(r, func() { // an answer before the request would be an error of the protocol
+					<-written
+					_ = r.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: fieldList(":status", "200"), EndHeaders: true})
+				})
 			}()
 			c, err := d.DialContext(t.Context(), "tcp", "svc:1")
 			if err != nil {

@@ -18,7 +18,7 @@ import (
 )
 
 // patience is how long anything in these tests may take.
-const patience = 10 * time.Second
+const patience = 30 * time.Second
 
 // word is a protocol whose preamble is a name that ends with a space. Its
 // connections wait on the loop.

@@ -14,7 +14,7 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // patience is how long anything in these tests may take.
-const patience = 10 * time.Second
+const patience = 30 * time.Second
 
 // serve starts a gateway whose connections end by themselves. Its table has
 // what asks for "host:port" lead to an address.

@@ -15,7 +15,7 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // patience is how long anything in these tests may take.
-const patience = 10 * time.Second
+const patience = 30 * time.Second
 
 // serve starts a gateway with little time for the handshake, that many may do
 // at once.

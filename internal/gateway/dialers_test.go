@@ -26,7 +26,7 @@ import (
 	"culvert.dev/tunnel/tunneltest"
 )
 
-const patience = 10 * time.Second
+const patience = 30 * time.Second
 
 // start runs a gateway that serves services, by every protocol on one port.
 func start(t *testing.T, name string, services ...*registry.Service) (addr string) {

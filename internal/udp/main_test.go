@@ -23,7 +23,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // patience is how long a test waits for what must happen, and patient for what
 // must not.
 const (
-	patience = 10 * time.Second
+	patience = 30 * time.Second
 	patient  = 100 * time.Millisecond
 )
 

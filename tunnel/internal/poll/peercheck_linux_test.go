@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-const patience = 10 * time.Second
+const patience = 30 * time.Second
 
 // A socket says nothing is under way, or that its peer's window is closed, or
 // that all was taken after all.
