@@ -12,13 +12,11 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
-
 	"culvert.dev/internal/testnet"
 	"culvert.dev/tunnel"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { testnet.GoroutinesEnd(m) }
 
 // patience is how long a test waits for what must happen, and patient for what
 // must not.
@@ -189,6 +187,24 @@ func (p *peer) hear(want []byte) netip.AddrPort {
 		p.t.Fatalf("heard %q, want %q", got, want)
 	}
 	return from
+}
+
+// hearsOf waits for a datagram that client sends to addr again and again: a socket
+// whose buffer is full drops what comes.
+func (p *peer) hearsOf(client *peer, addr netip.AddrPort, want []byte) {
+	p.t.Helper()
+	b := make([]byte, maxDatagram)
+	for end := time.Now().Add(patience); time.Now().Before(end); {
+		client.say(addr, want)
+		_ = p.SetReadDeadline(time.Now().Add(patient))
+		if n, err := p.Read(b); err == nil {
+			if !bytes.Equal(b[:n], want) {
+				p.t.Fatalf("heard %q, want %q", b[:n], want)
+			}
+			return
+		}
+	}
+	p.t.Fatalf("nothing was heard, want %q", want)
 }
 
 func (p *peer) next() ([]byte, netip.AddrPort) {
