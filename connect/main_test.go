@@ -10,13 +10,11 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
-
 	"culvert.dev/internal/testnet"
 	"culvert.dev/tunnel"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { testnet.GoroutinesEnd(m) }
 
 // patience is how long anything in these tests may take.
 const patience = 30 * time.Second

@@ -11,11 +11,11 @@ import (
 	"testing"
 	"time"
 
+	"culvert.dev/internal/testnet"
 	"github.com/miekg/dns"
-	"go.uber.org/goleak"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { testnet.GoroutinesEnd(m) }
 
 func TestLookup(t *testing.T) {
 	s := serve(t,

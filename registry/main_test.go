@@ -4,11 +4,11 @@ import (
 	"net/netip"
 	"testing"
 
+	"culvert.dev/internal/testnet"
 	"culvert.dev/tunnel"
-	"go.uber.org/goleak"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { testnet.GoroutinesEnd(m) }
 
 func patterns(t testing.TB, names ...string) []tunnel.Pattern {
 	t.Helper()

@@ -13,13 +13,12 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
-
+	"culvert.dev/internal/testnet"
 	"culvert.dev/tunnel"
 	"culvert.dev/tunnel/tunneltest"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { testnet.GoroutinesEnd(m) }
 
 // testTimeout is how long anything in these tests may take.
 const testTimeout = 20 * time.Second

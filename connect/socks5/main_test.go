@@ -5,13 +5,12 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
-
+	"culvert.dev/internal/testnet"
 	"culvert.dev/tunnel"
 	"culvert.dev/tunnel/tunneltest"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { testnet.GoroutinesEnd(m) }
 
 // patience is how long anything in these tests may take.
 const patience = 30 * time.Second

@@ -8,14 +8,13 @@ import (
 	"strings"
 	"testing"
 
-	"go.uber.org/goleak"
-
 	"culvert.dev/dns"
+	"culvert.dev/internal/testnet"
 	"culvert.dev/registry"
 	"culvert.dev/tunnel"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { testnet.GoroutinesEnd(m) }
 
 func ep(s string) registry.Endpoint {
 	ap := netip.MustParseAddrPort(s)

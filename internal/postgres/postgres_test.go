@@ -12,15 +12,14 @@ import (
 	"testing/synctest"
 	"time"
 
-	"go.uber.org/goleak"
-
 	"culvert.dev/internal/testca"
+	"culvert.dev/internal/testnet"
 	"culvert.dev/sni"
 	"culvert.dev/tunnel"
 	"culvert.dev/tunnel/tunneltest"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { testnet.GoroutinesEnd(m) }
 
 const (
 	wantSSL  = "\x00\x00\x00\x08\x04\xd2\x16\x2f"

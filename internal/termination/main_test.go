@@ -7,17 +7,16 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
-
 	"culvert.dev/connect"
 	"culvert.dev/connect/h2"
 	"culvert.dev/internal/testca"
+	"culvert.dev/internal/testnet"
 	"culvert.dev/sni"
 	"culvert.dev/tunnel"
 	"culvert.dev/tunnel/tunneltest"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { testnet.GoroutinesEnd(m) }
 
 // patience is how long anything in these tests may take.
 const patience = 20 * time.Second

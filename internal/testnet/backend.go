@@ -14,7 +14,7 @@ import (
 const (
 	tokenMagic  = "\xc5pair\r\n\x00"
 	tokenLen    = len(tokenMagic) + 8
-	tokenWait   = 10 * time.Second
+	tokenWait   = 30 * time.Second
 	maxPreamble = 128 << 10 // bytes that may come before a token
 )
 

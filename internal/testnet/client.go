@@ -9,12 +9,12 @@ import (
 
 // Deadlines, without which a test could hang.
 const (
-	clientTime  = 10 * time.Second // a client's connection
-	serviceTime = 40 * time.Second // a service's, which is to outlast its clients
+	clientTime  = 30 * time.Second // a client's connection
+	serviceTime = 90 * time.Second // a service's, which is to outlast its clients
 )
 
 // Service starts a server as Serve does and returns its address. Reads and
-// writes of its connections fail after 40 s, so that a handler's test ends.
+// writes of its connections fail after 90 s, so that a handler's test ends.
 func Service(t testing.TB, handle func(net.Conn)) string {
 	t.Helper()
 	return Serve(t, func(c net.Conn) {
@@ -48,7 +48,7 @@ func ClosedPort(t testing.TB) string {
 	return c.LocalAddr().String()
 }
 
-// Connect connects to addr. The connection may be used for 10 s, and is closed
+// Connect connects to addr. The connection may be used for 30 s, and is closed
 // with the test.
 func Connect(t testing.TB, addr string) *net.TCPConn {
 	t.Helper()

@@ -37,7 +37,7 @@ func EndingOf(err error) Ending {
 const (
 	endingBytes  = 1 << 20  // what goes one way after the other way has ended
 	cutBytes     = 64 << 10 // what goes ahead of an abort
-	endingWait   = 10 * time.Second
+	endingWait   = 30 * time.Second
 	endingStream = Stream(1)
 )
 

@@ -17,27 +17,41 @@ import (
 
 // settle is how long goroutines and descriptors may take to go after the last
 // test.
-const settle = 5 * time.Second
+const settle = 30 * time.Second
 
 // Main runs a package's tests and exits. It fails the run if goroutines are
 // left, or descriptors that were not open before (where /proc shows them).
 func Main(m *testing.M) {
 	warmUp()
 	base := openFiles()
-	code := m.Run()
+	code := run(m)
 	if code == 0 {
-		var err error
-		poll(settle, func() bool { err = goleak.Find(); return err == nil })
-		if err != nil {
-			fmt.Fprintln(os.Stderr, "testnet: goroutines left after the tests:", err)
-			code = 1
-		}
 		if left := leaked(base, settle); len(left) > 0 {
 			fmt.Fprintf(os.Stderr, "testnet: %d descriptors left after the tests: %s\n", len(left), strings.Join(left, ", "))
 			code = 1
 		}
 	}
 	os.Exit(code)
+}
+
+// GoroutinesEnd runs a package's tests and exits, as Main does, and looks for
+// goroutines only.
+func GoroutinesEnd(m *testing.M) {
+	warmUp() // for tests that count descriptors, which may be the first
+	os.Exit(run(m))
+}
+
+// run runs the tests. goleak by itself waits for less than half a second.
+func run(m *testing.M) (code int) {
+	if code = m.Run(); code != 0 {
+		return code
+	}
+	var err error
+	if poll(settle, func() bool { err = goleak.Find(); return err == nil }) {
+		return 0
+	}
+	fmt.Fprintln(os.Stderr, "testnet: goroutines left after the tests:", err)
+	return 1
 }
 
 // warmUp makes the runtime open the descriptors that it opens once, on first

@@ -5,10 +5,10 @@ import (
 	"path/filepath"
 	"testing"
 
-	"go.uber.org/goleak"
+	"culvert.dev/internal/testnet"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { testnet.GoroutinesEnd(m) }
 
 // openUp lets others into dir, a t.TempDir, whose parent is the owner's alone.
 func openUp(t *testing.T, dir string) {

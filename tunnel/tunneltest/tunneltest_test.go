@@ -7,14 +7,12 @@ import (
 	"net/netip"
 	"testing"
 
-	"go.uber.org/goleak"
-
 	"culvert.dev/internal/testnet"
 	"culvert.dev/tunnel"
 	"culvert.dev/tunnel/tunneltest"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { testnet.GoroutinesEnd(m) }
 
 // opaque hides that a connection is TCP, so that the Relay copies.
 type opaque struct{ net.Conn }

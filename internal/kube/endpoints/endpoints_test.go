@@ -8,12 +8,12 @@ import (
 	"testing"
 	"unsafe"
 
-	"go.uber.org/goleak"
+	"culvert.dev/internal/testnet"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { testnet.GoroutinesEnd(m) }
 
 func TestOf(t *testing.T) {
 	yes, no := true, false

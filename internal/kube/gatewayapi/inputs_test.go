@@ -2,24 +2,22 @@ package gatewayapi
 
 import (
 	"cmp"
-	"crypto/tls"
-	"encoding/pem"
-	"fmt"
-	"slices"
-	"strings"
-	"testing"
-	"time"
-
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
+	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"encoding/pem"
+	"fmt"
 	"math/big"
 	"net/netip"
+	"slices"
+	"strings"
 	"sync"
+	"testing"
+	"time"
 
-	"go.uber.org/goleak"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -29,10 +27,11 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"culvert.dev/internal/kube/endpoints"
+	"culvert.dev/internal/testnet"
 	"culvert.dev/registry"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { testnet.GoroutinesEnd(m) }
 
 // base is what is there in every fixture: two namespaces with the same Services.
 const base = `

@@ -9,13 +9,13 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
+	"culvert.dev/internal/testnet"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	mcsv1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { testnet.GoroutinesEnd(m) }
 
 var epoch = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 

@@ -1,9 +1,9 @@
-package relay
+package relay_test
 
 import (
 	"testing"
 
-	"go.uber.org/goleak"
+	"culvert.dev/internal/testnet"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { testnet.GoroutinesEnd(m) }
