@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"culvert.dev/internal/background"
@@ -74,6 +75,21 @@ type Target struct {
 	// TLS is spoken there before anything is asked; nil for none. Equal settings have
 	// the same one.
 	TLS TLSLayer
+
+	// Transport dials an endpoint that has a Via, and HealthKey is what the result is
+	// counted under. Its Addr may be a port alone, as its Host is looked up by the last
+	// gateway. Nil and "" for an address that is dialed from here. Equal hops have the
+	// same Transport.
+	Transport tunnel.Transport
+	HealthKey string
+}
+
+// key returns what the result of a check of t is counted under.
+func (t *Target) key() healthKey {
+	if t.HealthKey != "" {
+		return healthKey{hop: t.HealthKey}
+	}
+	return healthKey{addr: t.Addr}
 }
 
 // A TLSLayer speaks TLS by a BackendTLS on connections that were dialed. Handshake returns
@@ -119,7 +135,7 @@ func (r *Registry) Healthy(ap netip.AddrPort) bool {
 	now := time.Now()
 	h.mu.RLock()
 	defer h.mu.RUnlock()
-	return h.down[ap] == 0 && h.due(healthKey{addr: ap}, now).IsZero()
+	return h.down[healthKey{addr: ap}] == 0 && h.due(healthKey{addr: ap}, now).IsZero()
 }
 
 // States returns a function that reports the state of an address at this
@@ -135,7 +151,9 @@ func (r *Registry) States() func(ap netip.AddrPort) string {
 	h.mu.RLock()
 	defer h.mu.RUnlock()
 	for t := range h.checked {
-		states[t.Addr] = StateUp
+		if t.HealthKey == "" {
+			states[t.Addr] = StateUp
+		}
 	}
 	for key := range h.failing {
 		states[key.addr] = StateSuspect
@@ -143,9 +161,9 @@ func (r *Registry) States() func(ap netip.AddrPort) string {
 			states[key.addr] = StateFailing
 		}
 	}
-	for ap, n := range h.down {
-		if n > 0 {
-			states[ap] = StateDown
+	for key, n := range h.down {
+		if n > 0 && key.hop == "" {
+			states[key.addr] = StateDown
 		}
 	}
 	return func(ap netip.AddrPort) string { return states[ap] }
@@ -168,15 +186,16 @@ func (h *health) check(t Target, err error) {
 	}
 	h.checked[t] = v
 	if err == nil {
-		delete(h.failing, healthKey{addr: t.Addr})
+		delete(h.failing, t.key())
 		delete(h.failing, healthKey{hop: t.name()})
 	}
 	h.count()
 }
 
-// name returns HOST:PORT of a target whose address came from a name, or "".
+// name returns HOST:PORT of a target whose address came from a name that was looked up
+// here, or "".
 func (t *Target) name() string {
-	if t.Host == "" {
+	if t.Host == "" || t.HealthKey != "" {
 		return ""
 	}
 	return net.JoinHostPort(t.Host, strconv.Itoa(int(t.Addr.Port())))
@@ -185,18 +204,19 @@ func (t *Target) name() string {
 // mark counts how many checks say that an address is down, as one of them changes. The
 // caller holds mu.
 func (h *health) mark(t Target, before, after error) {
-	by := checkedAddr{t.Addr, t.Check}
+	key := t.key()
+	by := checkedKey{key, t.Check}
 	switch {
 	case before == nil && after != nil:
 		if h.down == nil {
-			h.down, h.downBy = map[netip.AddrPort]int{}, map[checkedAddr]int{}
+			h.down, h.downBy = map[healthKey]int{}, map[checkedKey]int{}
 		}
-		h.down[t.Addr]++
+		h.down[key]++
 		h.downBy[by]++
 		h.countName(t, 0, 1)
 	case before != nil && after == nil:
-		if h.down[t.Addr]--; h.down[t.Addr] == 0 {
-			delete(h.down, t.Addr)
+		if h.down[key]--; h.down[key] == 0 {
+			delete(h.down, key)
 		}
 		if h.downBy[by]--; h.downBy[by] == 0 {
 			delete(h.downBy, by)
@@ -207,7 +227,7 @@ func (h *health) mark(t Target, before, after error) {
 
 // countName adds to the counts of the name that t came from. The caller holds mu.
 func (h *health) countName(t Target, all, down int) {
-	if t.Host == "" {
+	if t.name() == "" {
 		return
 	}
 	if h.byName == nil {
@@ -240,6 +260,7 @@ type Health struct {
 	More     int      // services beside those
 	Gateway  string   // the network whose gateway it is; "" for none
 	Network  string   // it is in; "" where that is not known
+	Via      string   // the gateways on the way to an endpoint that has a Via, nearest first; "" for none
 
 	State string
 	Since time.Time // of the state; of the first failure in a row
@@ -264,7 +285,7 @@ func (r *Registry) Health() []Health {
 	worst := []string{StateDown, StateFailing, StateSuspect, StateUp}
 	slices.SortFunc(list, func(a, b Health) int {
 		return cmp.Or(
-			cmp.Compare(slices.Index(worst, a.State), slices.Index(worst, b.State)), a.Addr.Compare(b.Addr), cmp.Compare(a.Host, b.Host),
+			cmp.Compare(slices.Index(worst, a.State), slices.Index(worst, b.State)), a.Addr.Compare(b.Addr), cmp.Compare(a.Host, b.Host), cmp.Compare(a.Via, b.Via),
 			cmp.Compare(a.Check.Kind, b.Check.Kind), cmp.Compare(a.Check.Host, b.Check.Host), cmp.Compare(a.Check.Path, b.Check.Path),
 			cmp.Compare(a.Check.Port, b.Check.Port), cmp.Compare(a.Check.Statuses, b.Check.Statuses),
 			cmp.Compare(a.Check.Interval, b.Check.Interval), cmp.Compare(a.Check.Timeout, b.Check.Timeout),
@@ -279,6 +300,9 @@ func (h *health) list() []Health {
 	list := make([]Health, 0, len(h.checked)+len(h.failing))
 	for t, v := range h.checked {
 		one := Health{Addr: t.Addr, Host: t.Host, Check: t.Check, State: StateUp, Since: v.since, Err: v.err}
+		if key := t.key(); key.hop != "" {
+			one.setHop(key)
+		}
 		if v.err != nil {
 			one.State = StateDown
 		}
@@ -288,7 +312,7 @@ func (h *health) list() []Health {
 	for key, f := range h.failing {
 		one := Health{Addr: key.addr, Host: f.host, State: StateSuspect, Since: f.since, Err: f.err}
 		if key.hop != "" {
-			one.Addr = netip.AddrPortFrom(netip.Addr{}, portOf(key.target()))
+			one.setHop(key)
 		}
 		if !h.due(key, now).IsZero() {
 			one.State = StateFailing
@@ -296,6 +320,12 @@ func (h *health) list() []Health {
 		list = append(list, one)
 	}
 	return list
+}
+
+// setHop sets what is known of an endpoint or a gateway that is asked by its name.
+func (h *Health) setHop(key healthKey) {
+	target, via, _ := strings.Cut(key.hop, behindWord)
+	h.Host, h.Addr, h.Via = hostOf(target), netip.AddrPortFrom(netip.Addr{}, portOf(target)), via
 }
 
 // attributeHealth says of what in t the addresses of list are.
@@ -321,6 +351,9 @@ func attributeHealth(t *Table, list []Health) {
 			candidates = byAddr[ep.Addr.Unmap()]
 		}
 		for _, h := range candidates {
+			if (h.Via != "") != (len(ep.Hops()) > 0) { // another host, whose name or address is the same
+				continue
+			}
 			if ports := ep.PortsFor(s); len(ports) == 0 || slices.Contains(ports, h.Addr.Port()) {
 				if i := t.network(ep); i >= 0 {
 					h.Network = t.networks[i].Name

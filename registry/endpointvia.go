@@ -16,7 +16,30 @@ const behindWord = " behind "
 type endpointTransports struct {
 	own         madeTransport
 	passthrough madeTransport // for clients that speak TLS with the service themselves
+	check       madeTransport // without the layers of the service; zero where it is not checked
 	healthKey   string        // of the endpoint; "" where it has no port
+}
+
+// CheckedBehind returns what a check of e at a port dials with and what it reports the
+// result under, where e has a Via. It is false where e has none, or is not to be checked
+// over it: a transport could not be made, or the check would go in the clear to where
+// plaintext may not.
+func (e *Endpoint) CheckedBehind(port uint16) (t tunnel.Transport, healthKey string, ok bool) {
+	if e.transports == nil || e.transports.check.Transport == nil {
+		return nil, "", false
+	}
+	return e.transports.check.Transport, e.healthKey(port), true
+}
+
+// UncheckedHop returns the gateway before ep, one of the endpoints of s, over which the
+// check of s is not made: it would go in the clear to where plaintext may not. It returns
+// nil where there is none.
+func (s *Service) UncheckedHop(ep *Endpoint) *WeakHop {
+	inTLS := s.TLS != nil && s.Check.Port == 0
+	if s.Check.Kind != "http" || inTLS || s.Insecure {
+		return nil
+	}
+	return InsecureVia(ep.Hops())
 }
 
 // transport returns the transport for requests of f.
@@ -115,6 +138,9 @@ func (b *builder) makeEndpointTransportsOf(e *serviceEntry) {
 			w.passthrough = w.own
 			if s.TLS != nil {
 				w.passthrough = b.newMadeTransport(&passthrough, ep, nil)
+			}
+			if s.Check.Kind != "" && s.UncheckedHop(ep) == nil {
+				w.check = b.newMadeTransport(&Service{}, ep, nil)
 			}
 		}
 		ep.transports = w

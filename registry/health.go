@@ -70,15 +70,15 @@ type health struct {
 	mu      sync.RWMutex // guards what follows
 	failing map[healthKey]failure
 	checked map[Target]verdict
-	down    map[netip.AddrPort]int // by how many of the checked
-	downBy  map[checkedAddr]int    // the same, of each check
-	byName  map[string]nameChecks  // of addresses that came from a name, by HOST:PORT
+	down    map[healthKey]int     // by how many of the checked
+	downBy  map[checkedKey]int    // the same, of each check
+	byName  map[string]nameChecks // of addresses that came from a name, by HOST:PORT
 }
 
-// A checkedAddr is an address and one way to check it. Services may have different ones
+// A checkedKey is an endpoint and one way to check it. Services may have different ones
 // at one address, such as those for the leader and for the replicas of a database.
-type checkedAddr struct {
-	addr  netip.AddrPort
+type checkedKey struct {
+	healthKey
 	check Check
 }
 
@@ -234,11 +234,11 @@ func compareBool(a, b bool) int {
 // isDown reports whether checks say so: of an address the service's own check, or any
 // where it has none, and all of those of a name. The caller holds mu.
 func (h *health) isDown(key healthKey, check Check) bool {
-	switch {
-	case key.hop == "" && check.Kind != "":
-		return h.downBy[checkedAddr{key.addr, check}] > 0
-	case key.hop == "":
-		return h.down[key.addr] > 0
+	switch own := key.hop == "" || isBehind(key.hop); {
+	case own && check.Kind != "":
+		return h.downBy[checkedKey{key, check}] > 0
+	case own:
+		return h.down[key] > 0
 	}
 	n := h.byName[key.hop]
 	return n.all > 0 && n.down == n.all

@@ -308,7 +308,10 @@ func (e Endpoint) reached() Endpoint {
 	if ap, err := netip.ParseAddrPort(e.HealthKey); err == nil {
 		return Endpoint{Addr: ap}
 	}
-	host, port, _ := net.SplitHostPort(e.HealthKey)
+	host, port, err := net.SplitHostPort(e.HealthKey)
+	if err != nil { // an endpoint and the hops to it
+		return e
+	}
 	n, _ := strconv.ParseUint(port, 10, 16)
 	return Endpoint{Host: host, Addr: netip.AddrPortFrom(netip.Addr{}, uint16(n))}
 }

@@ -99,7 +99,8 @@ func TestForecastAsksTheEndpointsTransport(t *testing.T) {
 // TestLogNamesTheNextHop checks that the log has the next hop that an endpoint is
 // behind, and the endpoint itself where there is none.
 func TestLogNamesTheNextHop(t *testing.T) {
-	for key, want := range map[string]string{"": "192.0.2.9:443", "192.0.2.1:443": "192.0.2.1:443", "gw.test:443": "gw.test:443", "[2001:db8::1]:443": "[2001:db8::1]:443"} {
+	for key, want := range map[string]string{"": "192.0.2.9:443", "192.0.2.1:443": "192.0.2.1:443", "gw.test:443": "gw.test:443", "[2001:db8::1]:443": "[2001:db8::1]:443",
+		"192.0.2.9:443 behind hbone 192.0.2.1:15008": "192.0.2.9:443"} {
 		synctest.Test(t, func(t *testing.T) {
 			b := newBench(t, resolverFunc(func(context.Context, *tunnel.Request) (tunnel.Route, error) {
 				ep := tunnel.Endpoint{Addr: netip.MustParseAddrPort("192.0.2.9:443"), HealthKey: key}

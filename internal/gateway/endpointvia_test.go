@@ -109,6 +109,31 @@ func TestEndpointsByTheirOwnTransports(t *testing.T) {
 	}
 }
 
+// A check asks an endpoint through the gateways before it, and the status has what it found
+// of each.
+func TestEndpointsAreCheckedThroughTheirHops(t *testing.T) {
+	s := service(saying(t, "plain"))
+	s.Check = registry.Check{Kind: "tcp", Interval: 2 * patience, Timeout: patience, UnhealthyThreshold: 1}
+	alive, dead := service(saying(t, "alive")), service(testnet.ClosedPort(t))
+	for _, far := range []*registry.Service{alive, dead} {
+		far.Addresses = []netip.Addr{netip.MustParseAddr("10.0.0.1")}
+		s.Endpoints = append(s.Endpoints, endpointAt("10.0.0.1:443", byConnect(start(t, "far", far))))
+	}
+	_, g := startGateway(t, Config{
+		Listeners: []Listener{{Address: "127.0.0.1:0", Protocols: []tunnel.Protocol{&connect.Protocol{Via: "edge"}}}},
+		Sources:   []registry.Source{registry.Static{Name: "test", Snapshot: registry.Snapshot{Services: []*registry.Service{s}}}},
+		Via:       "edge",
+	})
+	var got map[string]string
+	testnet.Eventually(t, 6*patience, func() bool { // the first check comes within 5 s
+		got = map[string]string{}
+		for _, h := range g.health() {
+			got[h.Via] = h.Address + " " + h.State
+		}
+		return got["connect "+(*s.Endpoints[1].Via)[0].Addresses[0]] == "10.0.0.1:443 up" && got["connect "+(*s.Endpoints[2].Via)[0].Addresses[0]] == "10.0.0.1:443 down"
+	}, "the states by hops: want 10.0.0.1:443 up over the one and down over the other")
+}
+
 // An endpoint whose gateway is not there, is another one than it should be, or does not
 // serve it, costs no request: the others are tried.
 func TestEndpointsWhoseGatewayFails(t *testing.T) {

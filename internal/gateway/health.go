@@ -38,6 +38,7 @@ type StatusHealth struct {
 	More     int       `json:"moreServices,omitempty"` // that are not listed
 	Gateway  string    `json:"gateway,omitempty"`      // the network whose gateway it is
 	Network  string    `json:"network,omitempty"`      // that it is in
+	Via      string    `json:"via,omitempty"`          // the gateways on the way to it, where it has its own
 }
 
 // onTable has changed called for every table, after those that were given before.
@@ -94,7 +95,7 @@ func (g *Gateway) health() []StatusHealth {
 	for i, h := range list {
 		out[i] = StatusHealth{
 			Address: h.Addr.String(), Host: h.Host, State: h.State, Since: h.Since.UTC(), By: "dial",
-			Asked: describeCheck(h.Check), Services: h.Services, More: h.More, Gateway: h.Gateway, Network: h.Network,
+			Asked: describeCheck(h.Check), Services: h.Services, More: h.More, Gateway: h.Gateway, Network: h.Network, Via: h.Via,
 		}
 		if !h.Addr.Addr().IsValid() { // a gateway by its name
 			out[i].Address = net.JoinHostPort(h.Host, strconv.Itoa(int(h.Addr.Port())))

@@ -88,6 +88,9 @@ type item struct {
 	gone       bool      // it is in no table any more
 }
 
+// isName reports whether it is a DNS name, whose addresses are asked.
+func (it *item) isName() bool { return !it.Addr.Addr().IsValid() && it.Transport == nil }
+
 type verdict int
 
 const (
@@ -192,7 +195,7 @@ func (c *Checker) ask(ctx context.Context, it *item) (r result) {
 			r = result{err: p, probes: 2}
 		}
 	}()
-	if !it.Addr.Addr().IsValid() {
+	if it.isName() {
 		addrs, err := c.lookup(ctx, it.Host)
 		if it.Guarded {
 			addrs = slices.DeleteFunc(addrs, func(a netip.Addr) bool { return c.Registry.RefusesGuarded(a) != "" })
@@ -226,7 +229,7 @@ func (c *Checker) take(r result) {
 		return
 	}
 	every := it.Check.Interval
-	if it.Addr.Addr().IsValid() {
+	if !it.isName() {
 		c.judge(it, r)
 	} else {
 		every = max(every, lookEvery)
@@ -287,7 +290,9 @@ func (c *Checker) turn(it *item, to verdict) {
 
 func (it *item) attrs(more ...any) []any {
 	attrs := []any{"address", it.Addr.String(), "of", it.what, "check", it.Check.Kind}
-	if it.Host != "" {
+	if it.Transport != nil {
+		attrs[1] = it.HealthKey
+	} else if it.Host != "" {
 		attrs = append(attrs, "host", it.Host)
 	}
 	return append(attrs, more...)
@@ -305,7 +310,7 @@ func (c *Checker) push(it *item) {
 
 // add begins to ask it.
 func (c *Checker) add(it *item) {
-	if it.Addr.Addr().IsValid() {
+	if !it.isName() {
 		it.due = time.Now().Add(rand.N(min(it.Check.Interval, spread)))
 	} else {
 		it.due = time.Now().Add(rand.N(min(it.Check.Interval, spread) / 4)) // its addresses wait again

@@ -73,12 +73,16 @@ func (w *world) isNamed(addr string) bool {
 }
 
 func (w *world) dial(ctx context.Context, ep tunnel.Endpoint) (net.Conn, error) {
+	return w.dialKey(ctx, ep.Addr.String(), ep.Named)
+}
+
+// dialKey dials an address, or what a gateway is asked for.
+func (w *world) dialKey(ctx context.Context, addr string, named bool) (net.Conn, error) {
 	w.mu.Lock()
 	w.open++
 	w.most = max(w.most, w.open)
-	addr := ep.Addr.String()
 	w.dials[addr]++
-	w.named[addr] = ep.Named
+	w.named[addr] = named
 	fate := w.fate[addr]
 	w.mu.Unlock()
 	defer func() {

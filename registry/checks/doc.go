@@ -14,6 +14,11 @@
 // with the same check. A DNS name is looked up, again and again, and every
 // address of its is asked.
 //
+// An endpoint that has a Via of its own is asked over it: the same address over other
+// hops is another endpoint. Its name is not looked up here. An http check in the clear is
+// not made where plaintext may not go. Endpoints behind the gateways of a network are not
+// asked: those gateways ask them.
+//
 // # How
 //
 //   - tcp: a connect, which is closed in order. A reset would leave no TIME-WAIT

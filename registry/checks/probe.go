@@ -34,7 +34,7 @@ func (c *Checker) probe(ctx context.Context, it *item) error {
 	defer cancel()
 	addr := netip.AddrPortFrom(it.Addr.Addr(), cmp.Or(it.Check.Port, it.Addr.Port()))
 	ep := tunnel.Endpoint{Addr: addr, Host: it.Host, Named: it.Host == "" || registry.IsLocalhost(it.Host)}
-	dialed, err := c.Dial(ctx, ep)
+	dialed, err := c.dial(ctx, it, &ep)
 	if err != nil {
 		return err
 	}
@@ -82,6 +82,15 @@ func (c *Checker) probe(ctx context.Context, it *item) error {
 		return fmt.Errorf("%s: nothing that ends the check came within %v", it.Check.Kind, it.Check.Timeout)
 	}
 	return err
+}
+
+// dial connects to ep, which is to be probed for it.
+func (c *Checker) dial(ctx context.Context, it *item, ep *tunnel.Endpoint) (net.Conn, error) {
+	if it.Transport == nil {
+		return c.Dial(ctx, *ep)
+	}
+	ep.Named = true
+	return it.Transport.Dial(ctx, ep, &tunnel.Request{Proto: "check"})
 }
 
 // proxyHeaders are, by version, the headers of a connection that has no client:

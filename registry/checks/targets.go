@@ -27,13 +27,20 @@ func (c *Checker) follow() {
 		}
 		for j := range s.Endpoints {
 			ep := &s.Endpoints[j]
-			if len(ep.Hops()) > 0 || !t.Reaches(ep) {
+			if !t.Reaches(ep) {
 				continue // whoever is there asks it
 			}
 			for _, port := range ep.PortsFor(s) {
-				c.want(generation, registry.Target{
+				target := registry.Target{
 					Addr: netip.AddrPortFrom(ep.Addr.Unmap(), port), Host: ep.Host, Guarded: ep.Guarded, Check: s.Check, ProxyProtocol: s.ProxyProtocol, TLS: layer,
-				}, name, s.Name)
+				}
+				checked := true
+				if len(ep.Hops()) > 0 {
+					target.Transport, target.HealthKey, checked = ep.CheckedBehind(port)
+				}
+				if checked {
+					c.want(generation, target, name, s.Name)
+				}
 			}
 		}
 	}
@@ -52,7 +59,7 @@ func (c *Checker) follow() {
 		}
 	}
 	for _, it := range c.items {
-		if it.generation != generation && (it.Host == "" || !it.Addr.Addr().IsValid()) { // else it is its name's
+		if it.generation != generation && (it.Host == "" || it.isName() || it.Transport != nil) { // else it is its name's
 			c.drop(it)
 		}
 	}

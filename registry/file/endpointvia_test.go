@@ -109,6 +109,31 @@ services:
 	}
 }
 
+// A check that would go in the clear over a weak hop is not made, and that is warned of.
+func TestEndpointViaUncheckedIsWarnedOf(t *testing.T) {
+	for check, want := range map[string]bool{"http": true, "tcp": false, "tls": false} {
+		path := filepath.Join(t.TempDir(), "culvert.yaml")
+		if err := os.WriteFile(path, []byte(`listeners: [{address: ":1", protocols: [sni]}]
+services:
+  - {name: a.test, ports: [1], check: `+check+`, endpoints: ["10.0.0.2:1", {address: "10.0.0.1:1", via: {connect: "gw.example:1"}}, {address: "10.0.0.3:1", via: {connect: "gw2.example:1", insecure: true}}]}
+`), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		cfg, err := Load(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		const text = `endpoint 10.0.0.1:1 is not checked: an http check would go to gateway "gw.example:1" without TLS`
+		got := ""
+		if cfg.Warnings != nil {
+			got = cfg.Warnings.Error()
+		}
+		if strings.Contains(got, text) != want || strings.Count(got, "is not checked") > 1 {
+			t.Errorf("check %s: got warnings %q, want %q: %t", check, got, text, want)
+		}
+	}
+}
+
 // An endpoint that would be used by nobody is warned of: it is behind the gateways of a
 // network, and others of its service have a via.
 func TestEndpointViaBesideGateways(t *testing.T) {

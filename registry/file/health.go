@@ -67,6 +67,11 @@ func (d *decoder) checkHealthCheck(s *registry.Service, at mapping) {
 	if n := at.value("outlierEjection"); n != nil && at.value("via") != nil {
 		d.errorf(n, "leave it out: the gateways there look after their endpoints", "outlierEjection has no effect: the service is reached through other gateways")
 	}
+	for i := range s.Endpoints {
+		if hop := s.UncheckedHop(&s.Endpoints[i]); hop != nil && len(s.Via) == 0 {
+			d.warnf(at.item("endpoints", i), "use TLS and credentials in its via, or say insecure: true of the last hop", "endpoint %s is not checked: an http check would go to gateway %q without %s", &s.Endpoints[i], hop.Address, hop.Lacks())
+		}
+	}
 	switch {
 	case at.value("check") == nil || s.Check.Kind == "":
 	case at.value("via") != nil:

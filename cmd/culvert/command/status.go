@@ -226,6 +226,9 @@ func printStatus(w io.Writer, s *gateway.Status, all []gateway.StatusHealth) err
 		if h.Host != "" {
 			address = h.Host + " " + h.Address
 		}
+		if h.Via != "" {
+			address = h.Address + " via " + h.Via
+		}
 		rows = append(rows, []string{
 			humanSeconds(time.Since(h.Since).Seconds()), paintedState(h.State), printable(address),
 			h.By, printable(ofWhat(&h)), printable(h.Error),
