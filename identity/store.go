@@ -110,6 +110,8 @@ type Bundle struct {
 	Revoked     []*x509.RevocationList      // signatures are checked by Roots
 	RefreshHint time.Duration               // how often the source wants to be asked; 0 says nothing
 	Sequence    uint64                      // grows with each version; 0 says nothing
+
+	prepared prepared
 }
 
 // Name returns the trust's name in its Store.
@@ -131,7 +133,10 @@ func (t *Trust) Bundle() (*Bundle, error) {
 func (t *Trust) Generation() uint64 { return generation(&t.now) }
 
 // Set replaces the bundle, which belongs to the Trust from then on.
-func (t *Trust) Set(b *Bundle) { set(&t.now, b, nil) }
+func (t *Trust) Set(b *Bundle) {
+	b.prepare() // and not at the first handshake
+	set(&t.now, b, nil)
+}
 
 // Remove takes the bundle away; err says why. Nobody is trusted by it from then on.
 func (t *Trust) Remove(err error) { set(&t.now, nil, err) }

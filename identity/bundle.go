@@ -1,0 +1,128 @@
+package identity
+
+import (
+	"bytes"
+	"crypto/x509"
+	"encoding/hex"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// A prepared has what a Bundle's certificates are verified with.
+type prepared struct {
+	once  sync.Once
+	roots *x509.CertPool
+	lists map[string][]*revocations // by the issuer's name, in DER
+}
+
+// prepare returns what is made of b at its first use.
+func (b *Bundle) prepare() *prepared {
+	p := &b.prepared
+	p.once.Do(func() {
+		p.roots = x509.NewCertPool()
+		for _, c := range b.Roots {
+			p.roots.AddCert(c)
+		}
+		for _, list := range b.Revoked {
+			if p.lists == nil {
+				p.lists = make(map[string][]*revocations)
+			}
+			issuer := string(list.RawIssuer)
+			p.lists[issuer] = append(p.lists[issuer], newRevocations(list))
+		}
+	})
+	return p
+}
+
+// A revocations is a revocation list, RFC 5280 section 5.
+type revocations struct {
+	list    *x509.RevocationList
+	serials map[string]struct{}
+
+	// signer is the public key, in DER, by which the signature was checked last.
+	signer atomic.Pointer[[]byte]
+}
+
+// removeFromCRL is the reason by which a delta takes a certificate off the list.
+const removeFromCRL = 8
+
+func newRevocations(list *x509.RevocationList) *revocations {
+	r := &revocations{list: list, serials: make(map[string]struct{}, len(list.RevokedCertificateEntries))}
+	for _, e := range list.RevokedCertificateEntries {
+		if e.ReasonCode != removeFromCRL {
+			r.serials[string(e.SerialNumber.Bytes())] = struct{}{}
+		}
+	}
+	return r
+}
+
+// signedBy returns an error unless a CA, whose name the list has, has signed it.
+func (r *revocations) signedBy(ca *x509.Certificate) error {
+	if key := r.signer.Load(); key != nil && bytes.Equal(*key, ca.RawSubjectPublicKeyInfo) {
+		return nil
+	}
+	if err := r.list.CheckSignatureFrom(ca); err != nil {
+		return err
+	}
+	r.signer.Store(&ca.RawSubjectPublicKeyInfo)
+	return nil
+}
+
+// check returns why a verified chain can't be relied on: one of its certificates is on
+// the list of its issuer, or the newest list of an issuer is out of date, so that nobody
+// knows what was revoked since. An issuer without a list revokes nothing.
+func (p *prepared) check(chain []*x509.Certificate, now time.Time) error {
+	if p.lists == nil {
+		return nil
+	}
+	for i, c := range chain[:len(chain)-1] {
+		ca := chain[i+1]
+		serial := string(c.SerialNumber.Bytes())
+		var newest *x509.RevocationList
+		for _, r := range p.lists[string(c.RawIssuer)] {
+			if id := r.list.AuthorityKeyId; len(id) > 0 && len(ca.SubjectKeyId) > 0 && !bytes.Equal(id, ca.SubjectKeyId) {
+				continue // it is of another key of a CA with that name
+			}
+			if err := r.signedBy(ca); err != nil {
+				return fmt.Errorf("the revocation list of the CA %q has no valid signature: %w", clip(ca.Subject.String()), err)
+			}
+			if _, revoked := r.serials[serial]; revoked {
+				return fmt.Errorf("the certificate with the serial number %s is on the revocation list of the CA %q", clip(hex.EncodeToString(c.SerialNumber.Bytes())), clip(ca.Subject.String()))
+			}
+			if newest == nil || r.list.ThisUpdate.After(newest.ThisUpdate) {
+				newest = r.list
+			}
+		}
+		if newest != nil && !newest.NextUpdate.IsZero() && now.After(newest.NextUpdate) {
+			return fmt.Errorf("the revocation list of the CA %q is out of date since %s", clip(ca.Subject.String()), newest.NextUpdate.UTC().Format(time.RFC3339))
+		}
+	}
+	return nil
+}
+
+// Expires returns when the first part of the bundle ends by which certificates are
+// verified: a root, or the newest revocation list of an issuer. It is zero where nothing
+// does.
+func (b *Bundle) Expires() (first time.Time) {
+	earlier := func(t time.Time) {
+		if !t.IsZero() && (first.IsZero() || t.Before(first)) {
+			first = t
+		}
+	}
+	for _, c := range b.Roots {
+		earlier(c.NotAfter)
+	}
+	newest := make(map[string]*x509.RevocationList)
+	for _, list := range b.Revoked {
+		issuer := string(list.RawIssuer) + string(list.AuthorityKeyId)
+		if newest[issuer] == nil || list.ThisUpdate.After(newest[issuer].ThisUpdate) {
+			newest[issuer] = list
+		}
+	}
+	for _, list := range newest {
+		earlier(list.NextUpdate)
+	}
+	return first
+}
