@@ -42,6 +42,7 @@ var layers = []struct {
 	{"identity", []string{"tunnel"}, "keys, bundles and whom a certificate names; where they come from is a source's business"},
 	{"identity/files", []string{"identity"}, "a source of keys and bundles knows no other source"},
 	{"identity/spiffe", []string{"identity"}, "a source of keys and bundles knows no other source"},
+	{"identity/spiffe/spiffetest", []string{"internal/testca"}, "an agent for tests issues what its CA signs"},
 	{"identity/bundle", []string{"identity"}, "a source of bundles knows no other source"},
 	{"identity/jwt", []string{"connect", "identity", "tunnel"}, "tokens are credentials of CONNECT, and their keys may be those of a trust domain"},
 	{"policy", []string{"tunnel"}, "who may do what is decided by a request; where policies come from is a source's business"},
@@ -96,6 +97,8 @@ var homes = map[string]string{
 	"github.com/quic-go/qpack":            "connect/h3",
 	"golang.org/x/crypto/bcrypt":          "internal/gateway/inbound",
 	"github.com/rogpeppe/go-internal":     "cmd/culvert/command",
+	"github.com/spiffe/go-spiffe":         "identity/spiffe/...",
+	"google.golang.org/grpc":              "identity/spiffe/...", // the Workload API speaks it
 	"k8s.io":                              "internal/kube/...",
 	"sigs.k8s.io":                         "internal/kube/...",
 	"go.uber.org/goleak":                  "*", // tests only, checked below
@@ -105,7 +108,7 @@ var homes = map[string]string{
 }
 
 // testOnly dependencies never reach the program.
-var testOnly = []string{"go.uber.org/goleak", "golang.org/x/net/nettest", "github.com/rogpeppe/go-internal", module + "/tunnel/tunneltest", module + "/connect/connecttest", module + "/internal/testnet"}
+var testOnly = []string{"go.uber.org/goleak", "golang.org/x/net/nettest", "github.com/rogpeppe/go-internal", module + "/tunnel/tunneltest", module + "/connect/connecttest", module + "/identity/spiffe/spiffetest", module + "/internal/testnet"}
 
 func TestImportsPointOneWay(t *testing.T) {
 	eachFile(t, func(path string, imports []string) {
