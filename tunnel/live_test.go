@@ -235,6 +235,40 @@ func TestEndFuncEndsThoseThatMatch(t *testing.T) {
 	})
 }
 
+func TestEndRecordsEndsThoseThatMatch(t *testing.T) {
+	r := &tunnel.Relay{}
+	defer r.Close()
+	var all []carried
+	for id := uint64(1); id <= 12; id++ {
+		all = append(all, carry(t, r, paths[id%2], about(id)))
+	}
+	carry(t, r, paths[0], nil) // nothing is known of it
+	shown := 0
+	odd := func(rec tunnel.Record) bool {
+		shown++
+		name, backend := rec.Service()
+		return name == "s1" && backend == "" && rec.Peer().ID == "alice"
+	}
+	if n := r.EndRecords(tunnel.Killed, odd); n != 6 || shown != 13 {
+		t.Errorf("ended %d of %d, want 6 of 13", n, shown)
+	}
+	for i, c := range all {
+		if i%2 != 0 {
+			pass(t, c.client, c.server, 10)
+			continue
+		}
+		if e := c.wait(t); e.Reason != tunnel.Killed || e.Err != nil {
+			t.Errorf("tunnel %d: got %+v, want killed", i+1, e)
+		}
+		_, err := c.client.Read(make([]byte, 1))
+		wantReset(t, "client", err)
+	}
+	testnet.Eventually(t, patience, func() bool { return r.Open() == 7 }, "seven are left")
+	if n := r.EndRecords(tunnel.Killed, odd); n != 0 {
+		t.Errorf("ended %d once more", n)
+	}
+}
+
 // Tunnels come and go while they are listed and ended by several at once. Each
 // passes exactly its ID's number of bytes, so that a list that showed one with
 // the numbers of another would show.

@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"math"
 	"net/netip"
+	"strconv"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -185,6 +187,14 @@ type record interface {
 	// nothing is.
 	outcome() *Outcome
 
+	// describe fills in what is known of the request, and nothing that changes.
+	describe(*Live)
+
+	// request returns the request as it was decided, and where it leads. It is false
+	// where there was none.
+	request(*Request) (Route, bool)
+
+	peer() Peer         // of the request
 	age() time.Duration // since the request began; only where there is an outcome
 }
 
@@ -195,13 +205,15 @@ type tunnelInfo struct {
 	lease  lease
 
 	id               uint64
-	start            int64 // unix nanoseconds
-	began            int64 // poll.Clock of the same moment
-	waited           time.Duration
+	start            int64        // unix nanoseconds
+	began            int64        // poll.Clock of the same moment
+	waited           microseconds // as in the Outcome
 	dialed, dialTime microseconds // until the client heard yes, and the dial alone
-	source, addr     compactAddr  // the client's, the endpoint's
+	localPort        uint16       // of the listener
+	listenerOnly     bool         // as in the Request
 	multiplexed      bool         // the way to the endpoint takes no descriptor
 	insecure         bool         // Endpoint.Insecure
+	source, addr     compactAddr  // the client's, the endpoint's
 	host             string       // the endpoint's DNS name
 	proto            string
 	listener         string
@@ -210,7 +222,13 @@ type tunnelInfo struct {
 	alpn             []string
 }
 
-// A largeInfo is the record of a request that a tunnelInfo cannot hold.
+// An identifiedInfo is the record of a request whose caller is known.
+type identifiedInfo struct {
+	loadedInfo
+	caller Peer
+}
+
+// A largeInfo is the record of a request that none of the others can hold.
 type largeInfo struct {
 	loadedInfo
 	whole Outcome
@@ -219,8 +237,8 @@ type largeInfo struct {
 // A loadedInfo is a tunnelInfo of an endpoint whose tunnels are counted.
 type loadedInfo struct {
 	tunnelInfo
-	load *EndpointLoad
-	told atomic.Bool // load's watcher knows how the tunnel has begun, or there is none
+	load *EndpointLoad // may be nil in an identifiedInfo and a largeInfo
+	told atomic.Bool   // load's watcher knows how the tunnel has begun, or there is none
 }
 
 // A carriedInfo is the record of a Tunnel that did not come from a Router.
@@ -278,33 +296,40 @@ func (p compactAddr) addrPort() netip.AddrPort {
 	return netip.AddrPortFrom(netip.AddrFrom16(p.ip), port)
 }
 
-// newRecord returns what is to be kept of o, whose request is about to be carried to
-// the endpoint that was dialed.
-func (r *Router) newRecord(o *Outcome, dialed Attempt, multiplexed bool, l lease) record {
+// newRecord returns what is to be kept of req and of o, whose tunnel is about to be
+// carried to the endpoint that was dialed.
+func (r *Router) newRecord(req *Request, o *Outcome, dialed Attempt, multiplexed bool, l lease) record {
 	ep := dialed.Endpoint.reached()
 	source, sourceFits := compact(o.Source)
 	addr, addrFits := compact(ep.Addr)
 	info := tunnelInfo{
 		router: r, lease: l, id: o.ID, start: o.Start.UnixNano(), began: poll.Clock() - int64(time.Since(o.Start)),
-		waited: o.Waited, dialed: toMicroseconds(o.Dialed), dialTime: toMicroseconds(dialed.Took),
-		source: source, addr: addr, multiplexed: multiplexed, insecure: dialed.Endpoint.Insecure, host: ep.Host,
+		waited: toMicroseconds(o.Waited), dialed: toMicroseconds(o.Dialed), dialTime: toMicroseconds(dialed.Took),
+		localPort: req.LocalPort, listenerOnly: req.ListenerOnly, multiplexed: multiplexed, insecure: dialed.Endpoint.Insecure,
+		source: source, addr: addr, host: ep.Host,
 		proto: o.Proto, listener: o.Listener, target: o.Target, pattern: o.Pattern, alpn: o.ALPN,
 	}
 	if info.target == info.pattern {
 		info.target = info.pattern // the table's string does for both
 	}
 	load := dialed.Endpoint.Load
-	if sourceFits && addrFits && o.Peer == (Peer{}) && o.Unverified == nil && len(o.Attempts) == 0 {
-		if load == nil {
-			small := info // which alone is on the heap then
-			return &small
+	told := load.watcher() == nil
+	if sourceFits && addrFits && o.Unverified == nil && len(o.Attempts) == 0 {
+		switch {
+		case o.Peer != (Peer{}):
+			known := &identifiedInfo{loadedInfo: loadedInfo{tunnelInfo: info, load: load}, caller: o.Peer}
+			known.told.Store(told)
+			return known
+		case load != nil:
+			loaded := &loadedInfo{tunnelInfo: info, load: load}
+			loaded.told.Store(told)
+			return loaded
 		}
-		loaded := &loadedInfo{tunnelInfo: info, load: load}
-		loaded.told.Store(load.watcher() == nil)
-		return loaded
+		small := info // which alone is on the heap then
+		return &small
 	}
 	large := &largeInfo{loadedInfo: loadedInfo{tunnelInfo: info, load: load}, whole: *o}
-	large.told.Store(load.watcher() == nil)
+	large.told.Store(told)
 	large.whole.Endpoint, large.whole.Insecure = ep.String(), dialed.Endpoint.Insecure
 	large.whole.Attempts = append(large.whole.Attempts, dialed)
 	return large
@@ -324,13 +349,33 @@ func (rec *carriedInfo) countedIn() *serviceLoad { return rec.load }
 func (rec *tunnelInfo) age() time.Duration  { return time.Duration(poll.Clock() - rec.began) }
 func (rec *carriedInfo) age() time.Duration { return time.Since(rec.about.Start) }
 
+func (*tunnelInfo) peer() Peer         { return Peer{} }
+func (rec *identifiedInfo) peer() Peer { return rec.caller }
+func (rec *largeInfo) peer() Peer      { return rec.whole.Peer }
+func (rec *carriedInfo) peer() Peer {
+	if rec.about == nil {
+		return Peer{}
+	}
+	return rec.about.Peer
+}
+
+func (rec *tunnelInfo) endpoint() Endpoint {
+	return Endpoint{Addr: rec.addr.addrPort(), Host: rec.host}
+}
+
 func (rec *tunnelInfo) outcome() *Outcome {
-	ep := Endpoint{Addr: rec.addr.addrPort(), Host: rec.host}
+	ep := rec.endpoint()
 	return &Outcome{
 		ID: rec.id, Start: time.Unix(0, rec.start), Proto: rec.proto, Listener: rec.listener, Source: rec.source.addrPort(),
 		Target: rec.target, ALPN: rec.alpn, Service: rec.lease.load.key.route, Pattern: rec.pattern, Endpoint: ep.String(), Insecure: rec.insecure,
-		Attempts: []Attempt{{Endpoint: ep, Took: rec.dialTime.duration()}}, Waited: rec.waited, Dialed: rec.dialed.duration(),
+		Attempts: []Attempt{{Endpoint: ep, Took: rec.dialTime.duration()}}, Waited: rec.waited.duration(), Dialed: rec.dialed.duration(),
 	}
+}
+
+func (rec *identifiedInfo) outcome() *Outcome {
+	o := rec.loadedInfo.outcome()
+	o.Peer = rec.caller
+	return o
 }
 
 func (rec *largeInfo) outcome() *Outcome {
@@ -346,11 +391,86 @@ func (rec *carriedInfo) outcome() *Outcome {
 	return &o
 }
 
+func (rec *tunnelInfo) describe(v *Live) {
+	v.ID, v.Start, v.Age, v.Proto, v.Listener = rec.id, time.Unix(0, rec.start), rec.age(), rec.proto, rec.listener
+	v.Source, v.Target = rec.source.addrPort(), rec.target
+	v.Service, v.Pattern, v.Endpoint = rec.lease.load.key.route, rec.pattern, rec.endpoint().String()
+}
+
+func (rec *identifiedInfo) describe(v *Live) {
+	rec.loadedInfo.describe(v)
+	v.Peer = rec.caller
+}
+
+func (rec *largeInfo) describe(v *Live) { v.describe(&rec.whole, rec.age()) }
+func (rec *carriedInfo) describe(v *Live) {
+	if rec.about != nil {
+		v.describe(rec.about, rec.age())
+	}
+}
+
+// describe fills in what o says.
+func (v *Live) describe(o *Outcome, age time.Duration) {
+	v.ID, v.Start, v.Age, v.Proto, v.Listener = o.ID, o.Start, age, o.Proto, o.Listener
+	v.Source, v.Peer, v.Target = o.Source, o.Peer, o.Target
+	v.Service, v.Pattern, v.Endpoint = o.Service, o.Pattern, o.Endpoint
+}
+
+func (rec *tunnelInfo) request(req *Request) (Route, bool) {
+	*req = Request{
+		Proto: rec.proto, Listener: rec.listener, LocalPort: rec.localPort, ListenerOnly: rec.listenerOnly,
+		ALPN: rec.alpn, Source: rec.source.addrPort(), Start: time.Unix(0, rec.start),
+	}
+	req.setTarget(rec.target)
+	key := rec.lease.load.key
+	return Route{Service: key.route, Backend: key.backend, Pattern: rec.pattern, Endpoints: []Endpoint{rec.endpoint()}}, true
+}
+
+func (rec *identifiedInfo) request(req *Request) (Route, bool) {
+	route, ok := rec.loadedInfo.request(req)
+	req.Peer = rec.caller
+	return route, ok
+}
+
+func (rec *largeInfo) request(req *Request) (Route, bool) {
+	route, ok := rec.loadedInfo.request(req)
+	req.Peer, req.Source, req.Unverified = rec.whole.Peer, rec.whole.Source, rec.whole.Unverified
+	route.Endpoints = []Endpoint{rec.whole.Attempts[len(rec.whole.Attempts)-1].Endpoint}
+	return route, ok
+}
+
+func (*carriedInfo) request(*Request) (Route, bool) { return Route{}, false }
+
+// setTarget undoes Request.Target.
+func (r *Request) setTarget(target string) {
+	if ap, err := netip.ParseAddrPort(target); err == nil {
+		r.Addr, r.Port = ap.Addr(), ap.Port()
+		return
+	}
+	if addr, err := netip.ParseAddr(target); err == nil {
+		r.Addr = addr
+		return
+	}
+	host, port, found := strings.Cut(target, ":")
+	if found {
+		n, _ := strconv.ParseUint(port, 10, 16)
+		r.Port = uint16(n)
+	}
+	r.Name, _ = ParseName(host)
+}
+
 // Ended implements relay.Owner.
 func (rec *tunnelInfo) Ended(e End) { rec.end(rec.outcome(), e) }
 
 // Ended implements relay.Owner.
 func (rec *loadedInfo) Ended(e End) {
+	rec.watchEnd(e)
+	rec.load.add(-1)
+	rec.end(rec.outcome(), e)
+}
+
+// Ended implements relay.Owner.
+func (rec *identifiedInfo) Ended(e End) {
 	rec.watchEnd(e)
 	rec.load.add(-1)
 	rec.end(rec.outcome(), e)
@@ -375,7 +495,7 @@ func (rec *carriedInfo) Ended(e End) {
 func (rec *tunnelInfo) end(o *Outcome, e End) {
 	defer rec.router.Relay.loads.closed(rec.lease.load)
 	if rec.lease.stream {
-		early := e.ByClient && e.Out == 0 && rec.age()-rec.waited-rec.dialed.duration() < earlyAbort
+		early := e.ByClient && e.Out == 0 && rec.age()-rec.waited.duration()-rec.dialed.duration() < earlyAbort
 		rec.lease.client.countTunnelEnd(early, time.Now())
 	}
 	rec.router.giveBack(&rec.lease, rec.multiplexed)

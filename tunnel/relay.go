@@ -210,7 +210,7 @@ type Live struct {
 func (r *Relay) List() iter.Seq[Live] {
 	return func(yield func(Live) bool) {
 		for _, t := range r.sorted() {
-			if v, open := live(t); open && !yield(v) {
+			if v, open := live(t.Live); open && !yield(v) {
 				return
 			}
 		}
@@ -221,26 +221,16 @@ func (r *Relay) List() iter.Seq[Live] {
 // where there is no such tunnel. The end itself is reported by the tunnel's
 // Ended, and has another reason where it was about to come anyway.
 func (r *Relay) End(id uint64, why Reason) bool {
-	for _, t := range r.all() {
-		if id == 0 || infoOf(t).requestID() != id {
-			continue
-		}
-		_, open := t.Progress()
-		if open {
-			t.Kill(why, nil)
-		}
-		return open
-	}
-	return false
+	return id != 0 && r.EndRecords(why, func(rec Record) bool { return rec.of.requestID() == id }) > 0
 }
 
 // EndFunc aborts, like End, every tunnel that is open now and that match wants
 // gone, and returns how many those are. They are shown to match in the order of
-// their IDs; it must not keep what it is shown.
+// their IDs; it must not keep what it is shown. EndRecords is faster.
 func (r *Relay) EndFunc(why Reason, match func(*Live) bool) int {
 	n := 0
 	for _, t := range r.sorted() {
-		if v, open := live(t); open && match(&v) {
+		if v, open := live(t.Live); open && match(&v) {
 			t.Kill(why, nil)
 			n++
 		}
@@ -248,15 +238,53 @@ func (r *Relay) EndFunc(why Reason, match func(*Live) bool) int {
 	return n
 }
 
+// A Record is what the Relay keeps of an open tunnel's request. To ask it costs next to
+// nothing.
+type Record struct{ of record }
+
+// Service returns the name of the service that is carried to: Route.Service. backend is
+// Route.Backend where that is another one, and otherwise "".
+func (r Record) Service() (name, backend string) {
+	key := r.of.countedIn().key
+	return key.route, key.backend
+}
+
+// Peer returns the verified identity of the caller.
+func (r Record) Peer() Peer { return r.of.peer() }
+
+// Request fills in the request as it was decided, and returns the route that it took, with
+// the one endpoint that was reached. Its Accept and Refuse are nil. It is false where no
+// Router has decided.
+func (r Record) Request(req *Request) (Route, bool) { return r.of.request(req) }
+
+// EndRecords aborts, like End, every tunnel and session that match wants gone, and
+// returns how many those are. All that were open when it was called, and still are, are
+// shown to match, in no order. It looks at them in pieces, and no other tunnel waits for
+// it; the event loops end theirs soon after, some at a time.
+func (r *Relay) EndRecords(why Reason, match func(Record) bool) int {
+	n := r.carriers().KillFunc(why, func(o relay.Owner) bool { return match(Record{o.(record)}) })
+	return n + r.sessions.killFunc(why, match)
+}
+
 // all returns the open tunnels, in no order.
 func (r *Relay) all() []relay.Live {
 	return r.sessions.appendAll(r.carriers().All())
 }
 
-// sorted returns them in the order of their IDs.
-func (r *Relay) sorted() []relay.Live {
-	all := r.all()
-	slices.SortFunc(all, func(a, b relay.Live) int { return cmp.Compare(infoOf(a).requestID(), infoOf(b).requestID()) })
+// A numbered is an open tunnel with the ID of its request.
+type numbered struct {
+	relay.Live
+	id uint64
+}
+
+// sorted returns the open tunnels in the order of their IDs.
+func (r *Relay) sorted() []numbered {
+	open := r.all()
+	all := make([]numbered, len(open))
+	for i, t := range open {
+		all[i] = numbered{t, infoOf(t).requestID()}
+	}
+	slices.SortFunc(all, func(a, b numbered) int { return cmp.Compare(a.id, b.id) })
 	return all
 }
 
@@ -270,12 +298,7 @@ func live(t relay.Live) (Live, bool) {
 		return Live{}, false
 	}
 	v := Live{In: p.In, Out: p.Out, Quiet: time.Duration(max(poll.Clock()-p.Moved, 0)), HalfClosed: p.HalfClosed}
-	info := infoOf(t)
-	if o := info.outcome(); o != nil {
-		v.ID, v.Start, v.Age, v.Proto, v.Listener = o.ID, o.Start, info.age(), o.Proto, o.Listener
-		v.Source, v.Peer, v.Target = o.Source, o.Peer, o.Target
-		v.Service, v.Pattern, v.Endpoint = o.Service, o.Pattern, o.Endpoint
-	}
+	infoOf(t).describe(&v)
 	return v, true
 }
 

@@ -62,7 +62,7 @@ func (r *Router) ServeTunnel(ctx context.Context, req *Request) {
 	o.Dialed = time.Since(req.Start) - o.Waited
 	if req.Datagrams != nil {
 		req.slot.lend(&lease)
-		r.carryDatagrams(client, server, &o, dialed, route, lease)
+		r.carryDatagrams(req, client, server, &o, dialed, route, lease)
 		return
 	}
 	if why := dialed.Endpoint.TLSOnly; why != nil {
@@ -73,7 +73,7 @@ func (r *Router) ServeTunnel(ctx context.Context, req *Request) {
 		}
 	}
 	req.slot.lend(&lease)
-	rec := r.newRecord(&o, dialed, isMultiplexed(server), lease)
+	rec := r.newRecord(req, &o, dialed, isMultiplexed(server), lease)
 	carried = true
 	r.Relay.carry(client, server, route.IdleTimeout, route.HalfClosedTimeout, rec, req.slot)
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"iter"
 	"math"
 	"net"
 	"slices"
@@ -30,6 +31,8 @@ type Session struct {
 	record  record
 	carrier Carrier
 	ended   atomic.Bool
+	seat    int32 // on the Relay's list; its lock guards this
+	seated  bool  // and this
 }
 
 // A Carrier is asked about the Session that it carries. Its methods may be
@@ -61,7 +64,7 @@ func (r *Router) Open(ctx context.Context, req *Request) (*Session, error) {
 	}
 	o.Dialed = time.Since(req.Start) - o.Waited
 	s := &Session{Conn: server, Endpoint: dialed.Endpoint, Route: route, relay: r.Relay}
-	s.record = r.newRecord(&o, dialed, isMultiplexed(server), lease)
+	s.record = r.newRecord(req, &o, dialed, isMultiplexed(server), lease)
 	return s, nil
 }
 
@@ -132,31 +135,60 @@ func (l listedSession) Kill(why Reason, _ error) { l.s.carrier.Kill(why) }
 // sessions are those that a Relay lists.
 type sessions struct {
 	mu  sync.Mutex // guards all
-	all map[*Session]struct{}
+	all relay.Seats[*Session]
 }
 
 func (l *sessions) add(s *Session) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.all == nil {
-		l.all = make(map[*Session]struct{})
-	}
-	l.all[s] = struct{}{}
+	s.seat = l.all.Add(s)
+	s.seated = true
 }
 
 func (l *sessions) remove(s *Session) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	delete(l.all, s)
+	if s.seated {
+		l.all.Remove(s.seat)
+		s.seated = false
+	}
+}
+
+// pieces yields the sessions, some at a time, and holds mu only while it collects those.
+func (l *sessions) pieces() iter.Seq[[]*Session] {
+	return func(yield func([]*Session) bool) {
+		var some []*Session
+		for at := 0; ; {
+			l.mu.Lock()
+			at, some = l.all.Piece(at, some[:0])
+			l.mu.Unlock()
+			if !yield(some) || at == 0 {
+				return
+			}
+		}
+	}
 }
 
 func (l *sessions) appendAll(to []relay.Live) []relay.Live {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for s := range l.all {
-		to = append(to, listedSession{s})
+	for some := range l.pieces() {
+		for _, s := range some {
+			to = append(to, listedSession{s})
+		}
 	}
 	return to
+}
+
+// killFunc is Relay.EndRecords for sessions.
+func (l *sessions) killFunc(why Reason, match func(Record) bool) (n int) {
+	for some := range l.pieces() {
+		for _, s := range some {
+			if !s.ended.Load() && match(Record{s.record}) {
+				s.carrier.Kill(why)
+				n++
+			}
+		}
+	}
+	return n
 }
 
 // A DatagramConn is a connection that carries datagrams: to a service, or of a client to
@@ -193,9 +225,9 @@ type datagramTunnel struct {
 
 // carryDatagrams carries what client and server send each other and returns when the
 // tunnel has ended.
-func (r *Router) carryDatagrams(client Stream, server net.Conn, o *Outcome, dialed Attempt, route Route, l lease) {
+func (r *Router) carryDatagrams(req *Request, client Stream, server net.Conn, o *Outcome, dialed Attempt, route Route, l lease) {
 	s := &Session{Conn: server, Endpoint: dialed.Endpoint, Route: route, relay: r.Relay}
-	s.record = r.newRecord(o, dialed, isMultiplexed(server), l)
+	s.record = r.newRecord(req, o, dialed, isMultiplexed(server), l)
 	t := &datagramTunnel{session: s, idle: limit(route.IdleTimeout, r.limits().UDPIdleTimeout, DefaultUDPIdleTimeout)}
 	var fits, also bool
 	t.client, fits = client.(DatagramConn)

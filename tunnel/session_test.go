@@ -133,6 +133,26 @@ func TestSessionIsAbortedWithTheTunnels(t *testing.T) {
 	}
 }
 
+func TestSessionIsEndedByItsRecord(t *testing.T) {
+	r := newSessionRig(t, "192.0.2.1:53")
+	s, err := r.Open(t.Context(), r.request())
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &fakeCarrier{end: func(why tunnel.Reason) { _ = s.Conn.Close(); s.End(tunnel.End{Reason: why}) }}
+	s.Carry(c)
+	for _, want := range []int{0, 1, 0} {
+		got := r.Relay.EndRecords(tunnel.Killed, func(rec tunnel.Record) bool {
+			var req tunnel.Request
+			_, ok := rec.Request(&req)
+			return ok && want == 1 && req.Target() == "svc.example:53"
+		})
+		if got != want || r.Relay.Open() != 1-min(len(c.killed), 1) {
+			t.Errorf("ended %d, %d open, want %d ended", got, r.Relay.Open(), want)
+		}
+	}
+}
+
 func TestSessionGivenUpBeforeItIsCarried(t *testing.T) {
 	r := newSessionRig(t, "192.0.2.1:53")
 	s, err := r.Open(t.Context(), r.request())

@@ -3,6 +3,7 @@ package relay
 import (
 	"errors"
 	"fmt"
+	"iter"
 	"net"
 	"sync"
 	"sync/atomic"
@@ -22,7 +23,7 @@ const (
 // keeps the limits of all of them.
 type copyRelay struct {
 	mu      sync.Mutex // guards what follows
-	tunnels map[*copyTunnel]struct{}
+	tunnels Seats[*copyTunnel]
 	pause   time.Duration // the sweep's, as it last found
 	wake    chan struct{} // to the sweep, when the last tunnel is gone or one with shorter limits came; nil while there is none
 	closed  bool
@@ -33,6 +34,7 @@ type copyTunnel struct {
 	idle, half time.Duration
 	relay      *Relay
 	owner      Owner
+	seat       int32   // on the list of relay
 	pumps      [2]pump // what the client sends, and what the service does
 
 	moved       atomic.Int64 // when a byte last moved, nanoseconds of clock
@@ -52,6 +54,7 @@ type copyTunnel struct {
 
 func (r *copyRelay) carry(relay *Relay, t *Tunnel) {
 	ct := &copyTunnel{idle: t.IdleTimeout, half: t.HalfClosedTimeout, relay: relay, owner: t.Owner}
+	t.copied = ct
 	ct.moved.Store(clock())
 	ct.open.Store(int32(len(ct.pumps)))
 	ct.pumps[0].init(ct, t.Client, t.Server)
@@ -75,10 +78,7 @@ func (r *copyRelay) open(ct *copyTunnel) bool {
 	if r.closed {
 		return false
 	}
-	if r.tunnels == nil {
-		r.tunnels = make(map[*copyTunnel]struct{})
-	}
-	r.tunnels[ct] = struct{}{}
+	ct.seat = r.tunnels.Add(ct)
 	r.wg.Add(1)
 	if r.wake == nil {
 		r.wake = make(chan struct{}, 1)
@@ -103,8 +103,8 @@ func (r *copyRelay) ended(ct *copyTunnel) {
 	defer r.wg.Done()
 	ct.finish(Done, nil)
 	r.mu.Lock()
-	delete(r.tunnels, ct)
-	if len(r.tunnels) == 0 {
+	r.tunnels.Remove(ct.seat)
+	if r.tunnels.Len() == 0 {
 		r.notify()
 	}
 	r.mu.Unlock()
@@ -286,14 +286,13 @@ func (ct *copyTunnel) sweep(before, now int64) {
 func (r *copyRelay) list() ([]*copyTunnel, time.Duration) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if len(r.tunnels) == 0 {
+	if r.tunnels.Len() == 0 {
 		r.wake = nil
 		return nil, 0
 	}
-	open := make([]*copyTunnel, 0, len(r.tunnels))
+	open := r.tunnels.All()
 	r.pause = time.Second
-	for ct := range r.tunnels {
-		open = append(open, ct)
+	for _, ct := range open {
 		r.pause = min(r.pause, ct.pause())
 	}
 	return open, r.pause
@@ -363,13 +362,42 @@ func abortedBehindWrite(c net.Conn) error {
 
 // all returns the open tunnels.
 func (r *copyRelay) all() []Live {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	all := make([]Live, 0, len(r.tunnels))
-	for ct := range r.tunnels {
-		all = append(all, ct)
+	var all []Live
+	for some := range r.pieces() {
+		for _, ct := range some {
+			all = append(all, ct)
+		}
 	}
 	return all
+}
+
+// pieces yields the open tunnels, some at a time, and holds mu only while it collects
+// those. What it yields is not to be kept.
+func (r *copyRelay) pieces() iter.Seq[[]*copyTunnel] {
+	return func(yield func([]*copyTunnel) bool) {
+		some := make([]*copyTunnel, 0, seatsPiece)
+		for at := 0; ; {
+			r.mu.Lock()
+			at, some = r.tunnels.Piece(at, some[:0])
+			r.mu.Unlock()
+			if !yield(some) || at == 0 {
+				return
+			}
+		}
+	}
+}
+
+// killFunc is Relay.KillFunc for what r carries.
+func (r *copyRelay) killFunc(why Reason, match func(Owner) bool) (n int) {
+	for some := range r.pieces() {
+		for _, ct := range some {
+			if !ct.finished.Load() && match(ct.owner) {
+				ct.finish(why, nil)
+				n++
+			}
+		}
+	}
+	return n
 }
 
 // Owner implements Live.

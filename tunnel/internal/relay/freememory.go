@@ -126,16 +126,14 @@ func (r *Relay) buffersByClient(kernel bool) (buffersHeap, bool) {
 // not taken, and what the streams keep.
 func (r *copyRelay) held(kernel bool) []heldTunnel {
 	now := clock()
-	r.mu.Lock()
-	all := make([]heldTunnel, 0, len(r.tunnels))
-	for ct := range r.tunnels {
-		all = append(all, heldTunnel{Live: ct, quiet: now-ct.moved.Load() >= int64(stalledAfter)})
-	}
-	r.mu.Unlock()
-	for i := range all {
-		ct := all[i].Live.(*copyTunnel)
-		for j := range ct.pumps {
-			all[i].held += ct.pumps[j].kept.Load() + keptBelow(ct.pumps[j].src, kernel)
+	var all []heldTunnel
+	for some := range r.pieces() {
+		for _, ct := range some {
+			t := heldTunnel{Live: ct, quiet: now-ct.moved.Load() >= int64(stalledAfter)}
+			for i := range ct.pumps {
+				t.held += ct.pumps[i].kept.Load() + keptBelow(ct.pumps[i].src, kernel)
+			}
+			all = append(all, t)
 		}
 	}
 	return all

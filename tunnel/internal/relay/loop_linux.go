@@ -7,7 +7,6 @@ import (
 	"runtime"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"culvert.dev/tunnel/internal/poll"
@@ -24,13 +23,14 @@ type loop struct {
 	npipes int
 	sweep  sweep
 	turned int64 // clock of the last bulk turn
+	ending [][]abortOrder
 
 	flows atomic.Int32 // tunnels
 
 	// Guarded by the Loop's lock.
-	sweepAt []int64 // when each tunnel is due for the sweep, by the index of its token
-	checkAt []int64 // and when its peers are to be checked next
-	aborts  []abortOrder
+	sweepAt []int64        // when each tunnel is due for the sweep, by the index of its token
+	checkAt []int64        // and when its peers are to be checked next
+	aborts  [][]abortOrder // the loop takes them to ending
 	surveys []bufferSurvey
 	due     int64 // clock of the next sweep
 }
@@ -156,6 +156,9 @@ func homeOf(c net.Conn) *loop {
 
 // RunDue implements poll.Work: bulk, and the sweep.
 func (l *loop) RunDue() {
+	if len(l.ending) > 0 {
+		l.endSome()
+	}
 	if len(l.turns) > 0 && l.Now-l.turned >= int64(l.gather()) {
 		l.bulk()
 	}
@@ -170,6 +173,9 @@ func (l *loop) RunDue() {
 // MaxSleep implements poll.Work. A loop at rest sleeps until a sweep is due, so that
 // idle tunnels cost no CPU.
 func (l *loop) MaxSleep() time.Duration {
+	if len(l.ending) > 0 {
+		return 0
+	}
 	if len(l.turns) > 0 && l.sweep.next == 0 {
 		return l.gather()
 	}
@@ -183,15 +189,11 @@ func (l *loop) MaxSleep() time.Duration {
 // Orders implements poll.Work: it ends tunnels, and answers surveys.
 func (l *loop) Orders() {
 	l.Lock()
-	kills, asked := l.aborts, l.surveys
+	orders, asked := l.aborts, l.surveys
 	l.aborts, l.surveys = nil, nil
 	l.Unlock()
-	for _, o := range kills {
-		if o.tunnel.broken != 0 {
-			l.fail(o.tunnel, 1, syscall.Errno(o.tunnel.broken))
-		}
-		l.end(o.tunnel, o.why, o.err)
-	}
+	l.ending = append(l.ending, orders...)
+	l.endSome()
 	for _, s := range asked {
 		s.answer <- l.survey(s)
 	}

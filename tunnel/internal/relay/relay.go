@@ -38,6 +38,18 @@ type Tunnel struct {
 	HalfClosedTimeout time.Duration // half-closed and silent; 0 means no limit
 
 	Owner Owner
+
+	socket listedTunnel // what carries it, once Carry has returned: this,
+	copied *copyTunnel  // or this where it is not nil
+}
+
+// Kill aborts what Carry took over. It may have ended already.
+func (t *Tunnel) Kill(why Reason) {
+	if t.copied != nil {
+		t.copied.Kill(why, nil)
+		return
+	}
+	t.socket.Kill(why, nil)
 }
 
 // An Owner is what a tunnel is carried for. The Relay keeps it until the tunnel's end
@@ -142,6 +154,14 @@ type Progress struct {
 
 // All returns the open tunnels, in no order.
 func (r *Relay) All() []Live { return append(r.sockets.all(r), r.copies.all()...) }
+
+// KillFunc aborts every tunnel whose Owner matches, and returns how many those are. It
+// sees all that were open when it was called and still are, in no order, and looks at
+// them in pieces: no loop and no tunnel waits for it. match is called on the caller's
+// goroutine.
+func (r *Relay) KillFunc(why Reason, match func(Owner) bool) int {
+	return r.sockets.killFunc(r, why, match) + r.copies.killFunc(why, match)
+}
 
 // limitExceeded reports whether a tunnel has been without a byte for longer than its
 // limit allows, and which limit that is.

@@ -24,10 +24,11 @@ func (*Loops) HandOffStalled() bool { return false }
 
 type socketRelay struct{}
 
-func (*socketRelay) carry(*Relay, *Tunnel) bool             { return false }
-func (*socketRelay) all(*Relay) []Live                      { return nil }
-func (*socketRelay) held(*Relay, bool) ([]heldTunnel, bool) { return nil, true }
-func (*socketRelay) wait()                                  {}
+func (*socketRelay) carry(*Relay, *Tunnel) bool                    { return false }
+func (*socketRelay) all(*Relay) []Live                             { return nil }
+func (*socketRelay) killFunc(*Relay, Reason, func(Owner) bool) int { return 0 }
+func (*socketRelay) held(*Relay, bool) ([]heldTunnel, bool)        { return nil, true }
+func (*socketRelay) wait()                                         {}
 
 type poller struct{}
 
@@ -37,3 +38,9 @@ func (*pump) copySocket() error   { panic("unreachable") }
 func (*pump) watchSocket() bool   { return false }
 func (*pump) unwatchSocket()      {}
 func (*pump) socketClosed() bool  { return false }
+
+// A listedTunnel is a tunnel that a loop carries: there is none.
+type listedTunnel struct{}
+
+// Kill does nothing.
+func (*listedTunnel) Kill(Reason, error) {}

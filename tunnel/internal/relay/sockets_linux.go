@@ -4,6 +4,7 @@ package relay
 
 import (
 	"errors"
+	"iter"
 	"math"
 	"net"
 	"sync"
@@ -71,6 +72,7 @@ func (k *socketRelay) carry(r *Relay, t *Tunnel) bool {
 		return false
 	}
 	k.flows.Add(1)
+	t.socket = listedTunnel{f, l}
 	if f.sides[1].fd, err = poll.TakeFD(t.Server); err != nil {
 		k.orphan(f, t.Server)
 		return true
@@ -84,6 +86,7 @@ func (k *socketRelay) carry(r *Relay, t *Tunnel) bool {
 func (k *socketRelay) orphan(f *socketTunnel, other net.Conn) {
 	poll.ResetFD(f.sides[0].fd)
 	_ = Abort(other)
+	f.gone = true
 	f.over(End{Reason: Overload, Err: errors.New("no descriptor is left to take over a socket with")})
 }
 
@@ -127,6 +130,7 @@ func (l *loop) adopt(f *socketTunnel, fromClient, fromServer []byte) {
 		f.sides[i].events = f.wants(i)
 	}
 	if !l.watchTunnel(f, broken) { // Close came in between
+		f.gone = true
 		poll.ResetFD(f.sides[0].fd)
 		poll.ResetFD(f.sides[1].fd)
 		f.over(End{Reason: Drain, In: f.sides[1].taken, Out: f.sides[0].taken})
@@ -156,8 +160,7 @@ func (l *loop) watchTunnel(f *socketTunnel, broken syscall.Errno) bool {
 	}
 	if broken != 0 {
 		f.broken = uint16(broken)
-		l.aborts = append(l.aborts, abortOrder{f, Reset, nil})
-		l.Notify()
+		l.order(abortOrder{f, Reset, nil})
 	}
 	return true
 }
@@ -182,8 +185,42 @@ func (l *loop) remove(f *socketTunnel) {
 func (l *loop) abort(f *socketTunnel, why Reason, err error) {
 	l.Lock()
 	defer l.Unlock()
-	l.aborts = append(l.aborts, abortOrder{f, why, err})
+	l.order(abortOrder{f, why, err})
+}
+
+// order has the loop carry out orders, which are its own from then on. The caller holds
+// the lock.
+func (l *loop) order(orders ...abortOrder) {
+	l.aborts = append(l.aborts, orders)
 	l.Notify()
+}
+
+// endTime is for how long a loop ends tunnels before it looks at its events again: each
+// takes a few microseconds, and there may be many thousands to end.
+const endTime = 250 * time.Microsecond
+
+// endSome carries out orders for endTime. Those that are left are next after the events.
+func (l *loop) endSome() {
+	for start := clock(); len(l.ending) > 0; {
+		orders := l.ending[0]
+		for len(orders) > 0 {
+			o := &orders[0]
+			if orders = orders[1:]; o.tunnel.gone {
+				continue
+			}
+			if o.tunnel.broken != 0 {
+				l.fail(o.tunnel, 1, syscall.Errno(o.tunnel.broken))
+			}
+			l.end(o.tunnel, o.why, o.err)
+			if clock()-start >= int64(endTime) {
+				l.ending[0] = orders
+				return
+			}
+		}
+		l.ending[0] = nil
+		l.ending = l.ending[1:]
+	}
+	l.ending = nil
 }
 
 // gather is the time between bulk turns. One tunnel alone is not kept waiting;
@@ -400,21 +437,63 @@ func (t *listedTunnel) Progress() (Progress, bool) {
 func (t *listedTunnel) Kill(why Reason, err error) { t.l.abort(t.f, why, err) }
 
 // all returns the tunnels of l that are relay's. The loop waits for no more than
-// a copy of pointers.
+// a copy of some pointers at a time.
 func (l *loop) all(relay *Relay) []Live {
 	n := int(l.flows.Load())
-	handlers := make([]poll.Handler, 0, n+n/8+8)
-	l.Lock()
-	handlers = append(handlers, l.Handlers()...)
-	l.Unlock()
-	refs, all := make([]listedTunnel, 0, len(handlers)), make([]Live, 0, len(handlers))
-	for _, w := range handlers {
-		if f, ok := w.(*socketTunnel); ok && f.relay == relay {
-			refs = append(refs, listedTunnel{f, l})
-			all = append(all, &refs[len(refs)-1])
+	all := make([]Live, 0, n+n/8+8)
+	for some := range l.pieces(relay) {
+		refs := make([]listedTunnel, len(some))
+		for i, f := range some {
+			refs[i] = listedTunnel{f, l}
+			all = append(all, &refs[i])
 		}
 	}
 	return all
+}
+
+// pieces yields the tunnels of l that are relay's, some at a time. What it yields is not
+// to be kept.
+func (l *loop) pieces(relay *Relay) iter.Seq[[]*socketTunnel] {
+	return func(yield func([]*socketTunnel) bool) {
+		handlers, some := make([]poll.Handler, 0, seatsPiece), make([]*socketTunnel, 0, seatsPiece)
+		for at, more := 0, true; more; at += seatsPiece {
+			l.Lock()
+			all := l.Handlers()
+			end := min(at+seatsPiece, len(all))
+			handlers = append(handlers[:0], all[min(at, end):end]...)
+			more = end < len(all)
+			l.Unlock()
+			some = some[:0]
+			for _, h := range handlers {
+				if f, ok := h.(*socketTunnel); ok && f.relay == relay {
+					some = append(some, f)
+				}
+			}
+			if !yield(some) {
+				return
+			}
+		}
+	}
+}
+
+// killFunc is Relay.KillFunc for what k carries.
+func (k *socketRelay) killFunc(relay *Relay, why Reason, match func(Owner) bool) (n int) {
+	for _, l := range relay.Loops.started() {
+		for some := range l.pieces(relay) {
+			var orders []abortOrder
+			for _, f := range some {
+				if atomic.LoadUint32(&f.phase) != phaseOver && match(f.owner) {
+					orders = append(orders, abortOrder{f, why, nil})
+				}
+			}
+			if n += len(orders); len(orders) > 0 {
+				l.Lock()
+				l.order(orders...)
+				l.Unlock()
+			}
+		}
+	}
+	return n
 }
 
 // A bufferSurvey asks a loop what its tunnels keep in memory, since only the
