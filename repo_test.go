@@ -251,7 +251,7 @@ func eachFile(t *testing.T, f func(path string, imports []string)) {
 // public are the packages that another program may want. Each has an example that
 // runs as a test, and says in its documentation how stable its API is.
 var public = []string{
-	"tunnel", "sni", "connect", "connect/h2", "connect/h3", "connect/hbone", "connect/proxyproto", "connect/socks5", "connect/ws", "registry", "dns",
+	"tunnel", "sni", "connect", "connect/h2", "connect/h3", "connect/hbone", "connect/proxyproto", "connect/socks5", "connect/ws", "policy", "registry", "dns",
 }
 
 func TestPublicPackages(t *testing.T) {

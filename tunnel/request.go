@@ -30,6 +30,10 @@ type Request struct {
 	Start        time.Time          // when the client's connection, or its stream on one, began
 	TLS          *EndedTLS          // TLS that was ended around the request; nil for none. It is not changed
 
+	// DeferIdentity leaves what policy says of identities to the service, where the
+	// caller has none that this gateway can see.
+	DeferIdentity bool
+
 	// Hello is the Fingerprint of the TLS ClientHello that is passed on as it
 	// came, and 0 for all else.
 	Hello uint32
