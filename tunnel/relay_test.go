@@ -276,11 +276,11 @@ func TestRelayLimits(t *testing.T) {
 
 func TestRelayHalfClosedButBusyLives(t *testing.T) {
 	eachPath(t, func(t *testing.T, r *tunnel.Relay, p path) {
-		c := carry(t, r, p, func(t *tunnel.Tunnel) { t.HalfClosedTimeout = 300 * time.Millisecond })
+		c := carry(t, r, p, func(t *tunnel.Tunnel) { t.HalfClosedTimeout = time.Second })
 		_ = c.client.CloseWrite()
-		tick := time.NewTicker(50 * time.Millisecond)
+		tick := time.NewTicker(100 * time.Millisecond)
 		defer tick.Stop()
-		for range 20 { // a second in all, three times the limit
+		for range 22 { // twice the limit in all
 			<-tick.C
 			if _, err := c.server.Write([]byte("x")); err != nil {
 				t.Fatal(err)

@@ -182,13 +182,7 @@ func TestIdle(t *testing.T) {
 
 // TestServiceIsGone: the tunnel to a port where nobody listens is aborted.
 func TestServiceIsGone(t *testing.T) {
-	c, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	nobody := c.LocalAddr().String()
-	_ = c.Close()
-	eachVersion(t, tunneltest.Table{"dns.test:53": nobody}, nil, func(t *testing.T, p *proxy) {
+	eachVersion(t, tunneltest.Table{"dns.test:53": testnet.ClosedUDPPort(t)}, nil, func(t *testing.T, p *proxy) {
 		c := p.dial(t, "dns.test:53")
 		if err := c.SendDatagram([]byte("hello")); err != nil {
 			t.Fatal(err)

@@ -48,6 +48,23 @@ func ClosedPort(t testing.TB) string {
 	return c.LocalAddr().String()
 }
 
+// ClosedUDPPort returns an address where nobody receives datagrams. A socket that
+// hears one other address only has its port until the end of the test.
+func ClosedUDPPort(t testing.TB) string {
+	t.Helper()
+	there, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	if err != nil {
+		t.Fatalf("testnet: %v", err)
+	}
+	t.Cleanup(func() { _ = there.Close() })
+	c, err := net.DialUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)}, there.LocalAddr().(*net.UDPAddr))
+	if err != nil {
+		t.Fatalf("testnet: %v", err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	return c.LocalAddr().String()
+}
+
 // Connect connects to addr. The connection may be used for 30 s, and is closed
 // with the test.
 func Connect(t testing.TB, addr string) *net.TCPConn {

@@ -300,7 +300,7 @@ func TestQUICRefusalsAreRepeated(t *testing.T) {
 }
 
 func TestQUICHelloMustCome(t *testing.T) {
-	r, svc, _ := quicRig(t, func(s *Server) { s.Limits.HandshakeTimeout = 50 * time.Millisecond })
+	r, svc, _ := quicRig(t, func(s *Server) { s.Limits.HandshakeTimeout = 500 * time.Millisecond })
 	client := newPeer(t)
 	client.say(r.addr, long(firstID, clientID, "more"))
 	o := r.outcome(1, tunnel.HelloTimeout)

@@ -291,12 +291,12 @@ func TestProbeEndsInTime(t *testing.T) {
 	ap := serve(t, func(c net.Conn) { _, _ = io.Copy(io.Discard, c) })
 	for _, kind := range []string{"tls", "http"} {
 		start := time.Now()
-		err := ask(t, ap, registry.Check{Kind: kind, Path: "/", Timeout: 50 * time.Millisecond}, "a.test")
-		wants(t, kind, err, kind+": nothing that ends the check came within 50ms")
+		err := ask(t, ap, registry.Check{Kind: kind, Path: "/", Timeout: time.Second}, "a.test")
+		wants(t, kind, err, kind+": nothing that ends the check came within 1s")
 		if !registry.IsEndpointError(err) {
 			t.Errorf("%s: %v blames nobody", kind, err)
 		}
-		if took := time.Since(start); took > 5*time.Second {
+		if took := time.Since(start); took > 20*time.Second {
 			t.Errorf("%s: it took %v", kind, took)
 		}
 		ctx, cancel := context.WithCancel(t.Context())

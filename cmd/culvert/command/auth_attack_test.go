@@ -40,6 +40,9 @@ func digestOf(token string) string {
 // for seconds, also on a fast machine.
 const guessCost = 8
 
+// longestQueued is how long a check may wait for its turn, or nearly.
+const longestQueued = 3 * time.Second
+
 // from dials from an address of loopback.
 func from(addr string) tunnel.Dialer {
 	return &net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(addr)}}
@@ -124,9 +127,18 @@ services:
 					Proxy: r.addrs[0], Dialer: from(fmt.Sprintf("127.0.0.%d", 2+i)),
 					Authorization: connect.BasicCredentials(fmt.Sprintf("user-%d", i), "secret"),
 				}
-				start := time.Now()
-				c, err := d.DialContext(t.Context(), "tcp", "svc.test:443")
-				took := time.Since(start)
+				var c net.Conn
+				var err error
+				var took time.Duration
+				for range 10 {
+					start := time.Now()
+					c, err = d.DialContext(t.Context(), "tcp", "svc.test:443")
+					// A check that found no processor for long is refused on a busy machine. One that is
+					// not let into the queue is refused at once.
+					if took = time.Since(start); err == nil || took < longestQueued {
+						break
+					}
+				}
 				if err != nil {
 					t.Errorf("client %d: %v", i, err)
 					continue
