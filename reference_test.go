@@ -452,7 +452,7 @@ in the log, the metrics, ` + "`Proxy-Status`" + ` and ` + "`culvert explain`" + 
 		switch r {
 		case tunnel.Done, tunnel.Reset:
 			byTLS, byConnect, bySocks = "", "", ""
-		case tunnel.Idle, tunnel.HalfClosed, tunnel.Killed:
+		case tunnel.Idle, tunnel.HalfClosed, tunnel.Killed, tunnel.Revoked:
 			byTLS, byConnect, bySocks = "reset", "reset", "reset"
 		case tunnel.NoHello, tunnel.Gone:
 			byConnect, bySocks = "close", "close"
@@ -497,4 +497,5 @@ var whatToDo = map[tunnel.Reason]string{
 	tunnel.HalfClosed:   "raise `limits.halfClosedTimeout`, or `halfClosedTimeout` of the service, if it is too short",
 	tunnel.Drain:        "nothing: tunnels are reset at the end of `drain.timeout`",
 	tunnel.Killed:       "nothing: the log says that an operator asked",
+	tunnel.Revoked:      "nothing: a policy changed, or a credential ended",
 }

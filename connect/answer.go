@@ -63,6 +63,7 @@ var answers = map[tunnel.Reason]answer{
 	tunnel.HalfClosed: {504, "connection_timeout", "nothing was sent for too long"},
 	tunnel.Drain:      {503, "connection_limit_reached", "the gateway is stopping, try again"},
 	tunnel.Killed:     {503, "connection_terminated", "closed by an operator"},
+	tunnel.Revoked:    {403, "http_request_denied", "this is no longer allowed"},
 }
 
 // Answer returns what the client that made req hears of err. It is the one

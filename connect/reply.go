@@ -119,7 +119,7 @@ func (r *reply) reason() tunnel.Reason {
 func refuses(r tunnel.Reason) bool {
 	switch r {
 	case tunnel.NoHello, tunnel.BadPreamble, tunnel.BadHello, tunnel.Gone, tunnel.NoSNI,
-		tunnel.Done, tunnel.Reset, tunnel.Idle, tunnel.HalfClosed, tunnel.Killed:
+		tunnel.Done, tunnel.Reset, tunnel.Idle, tunnel.HalfClosed, tunnel.Killed, tunnel.Revoked:
 		return false
 	}
 	_, ok := answers[r]

@@ -412,6 +412,7 @@ var alerts = map[tunnel.Reason]Alert{
 	tunnel.Idle:       InternalError,
 	tunnel.HalfClosed: InternalError,
 	tunnel.Killed:     InternalError,
+	tunnel.Revoked:    InternalError,
 }
 
 func TestRefuse(t *testing.T) {

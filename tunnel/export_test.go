@@ -64,7 +64,8 @@ func (s *Server) Listeners() int {
 
 // CarryFor is Carry of a tunnel that is charged to c.
 func (r *Relay) CarryFor(c *Client, t Tunnel) {
-	r.carry(t.Client, t.Server, t.IdleTimeout, t.HalfClosedTimeout, &chargedInfo{r.newCarriedInfo(&t), c}, nil)
+	var carried relay.Tunnel
+	r.carry(&carried, t.Client, t.Server, t.IdleTimeout, t.HalfClosedTimeout, &chargedInfo{r.newCarriedInfo(&t), c}, nil)
 }
 
 type chargedInfo struct {

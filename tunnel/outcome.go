@@ -62,6 +62,7 @@ const (
 	HalfClosed Reason = "half-closed" // one side closed, and the other was silent for the limit
 	Drain      Reason = "drain"       // the gateway is stopping
 	Killed     Reason = "killed"      // closed by an operator
+	Revoked    Reason = "revoked"     // policy, or the end of a credential, no longer allows what it allowed
 )
 
 // Reasons lists every Reason, in the order of a tunnel's life.
@@ -70,7 +71,7 @@ func Reasons() []Reason {
 		NoHello, HelloTimeout, BadPreamble, BadHello, BadRequest, BadMethod, TooLarge, Gone, Overload, Flood,
 		NoSNI, NoAuth, NoRoute, NotExposed, Denied, Prohibited, Insecure, Loop, NoEndpoint, LookupError, LookupTime,
 		DialFailed, DialTimeout, Unsupported, Internal,
-		Done, Reset, Idle, HalfClosed, Drain, Killed,
+		Done, Reset, Idle, HalfClosed, Drain, Killed, Revoked,
 	}
 }
 
@@ -163,7 +164,7 @@ type Outcome struct {
 // Carried reports whether a tunnel stood, as opposed to a refusal.
 func (o *Outcome) Carried() bool {
 	switch o.Reason {
-	case Done, Reset, Idle, HalfClosed, Drain, Killed:
+	case Done, Reset, Idle, HalfClosed, Drain, Killed, Revoked:
 		return o.Endpoint != ""
 	}
 	return false

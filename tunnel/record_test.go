@@ -93,7 +93,7 @@ func BenchmarkEndRecords(b *testing.B) {
 		if i%2 == 0 {
 			req.Peer = Peer{ID: "spiffe://corp.example/ns/shop/sa/api", Method: "mtls"}
 		}
-		s := &Session{relay: r.Relay, record: recordOf(r, req, Endpoint{Addr: netip.MustParseAddrPort("10.0.0.1:5432")}).of}
+		s := &Session{router: r, record: recordOf(r, req, Endpoint{Addr: netip.MustParseAddrPort("10.0.0.1:5432")}).of}
 		s.carrier = ender{s}
 		r.Relay.sessions.add(s)
 	}
@@ -119,4 +119,4 @@ func BenchmarkEndRecords(b *testing.B) {
 type ender struct{ s *Session }
 
 func (ender) Progress() (in, out int64, moved time.Time) { return }
-func (e ender) Kill(Reason)                              { e.s.ended.Store(true); e.s.relay.sessions.remove(e.s) }
+func (e ender) Kill(Reason)                              { e.s.ended.Store(true); e.s.router.Relay.sessions.remove(e.s) }

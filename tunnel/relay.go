@@ -71,14 +71,15 @@ type End = relay.End
 // passed on first.
 func (r *Relay) Carry(t Tunnel) {
 	info := r.newCarriedInfo(&t)
-	r.carry(t.Client, t.Server, t.IdleTimeout, t.HalfClosedTimeout, &info, nil)
+	var carried relay.Tunnel
+	r.carry(&carried, t.Client, t.Server, t.IdleTimeout, t.HalfClosedTimeout, &info, nil)
 }
 
-// carry is Carry for the request of info. k is the client's connection in
-// a Server, nil where it came from elsewhere.
-func (r *Relay) carry(client, server net.Conn, idle, halfClosed time.Duration, info record, k *slot) {
+// carry is Carry for the request of info, and fills in t with what it carries. k is the
+// client's connection in a Server, nil where it came from elsewhere.
+func (r *Relay) carry(t *relay.Tunnel, client, server net.Conn, idle, halfClosed time.Duration, info record, k *slot) {
 	limits := r.CurrentLimits.Or(&r.Limits)
-	t := relay.Tunnel{
+	*t = relay.Tunnel{
 		IdleTimeout:       limit(idle, limits.IdleTimeout, DefaultIdleTimeout),
 		HalfClosedTimeout: limit(halfClosed, limits.HalfClosedTimeout, DefaultHalfClosedTimeout),
 		Owner:             info,
@@ -87,7 +88,7 @@ func (r *Relay) carry(client, server net.Conn, idle, halfClosed time.Duration, i
 	t.Server, t.FromServer = unwrap(server)
 	scratch := k.takeScratch(t.Client)
 	r.loads.opened(info.countedIn())
-	if copied := r.carriers().Carry(&t); copied && scratch != nil {
+	if copied := r.carriers().Carry(t); copied && scratch != nil {
 		scratch.Free()
 	}
 }

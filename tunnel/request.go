@@ -247,6 +247,18 @@ type Resolver interface {
 	Resolve(ctx context.Context, req *Request) (Route, error)
 }
 
+// A Rechecker is a Resolver that may deny a request later than when it resolved it.
+type Rechecker interface {
+	// Generation returns that of the current table: Route.Generation of what is resolved
+	// now.
+	Generation() uint64
+
+	// Recheck decides again, by the current table, whether req may have the one endpoint
+	// of route, which was resolved by an earlier one. An error with the Reason Denied ends
+	// the tunnel. It does not block, and keeps neither.
+	Recheck(req *Request, route *Route) error
+}
+
 // A Route says where a request goes: every address is known, so that what is
 // dialed is what was looked at.
 type Route struct {

@@ -75,7 +75,38 @@ func (r *Router) ServeTunnel(ctx context.Context, req *Request) {
 	req.slot.lend(&lease)
 	rec := r.newRecord(req, &o, dialed, isMultiplexed(server), lease)
 	carried = true
-	r.Relay.carry(client, server, route.IdleTimeout, route.HalfClosedTimeout, rec, req.slot)
+	var t relay.Tunnel
+	r.Relay.carry(&t, client, server, route.IdleTimeout, route.HalfClosedTimeout, rec, req.slot)
+	if r.revoked(rec, route.Generation) {
+		t.Kill(Revoked)
+	}
+}
+
+// revoked reports whether the table has changed since rec's request was resolved, by the
+// one of the given generation, and denies it now. It is asked once the Relay lists the
+// tunnel: whoever looks for tunnels to end after a change either finds it there, or the
+// change was before this.
+func (r *Router) revoked(rec record, generation uint64) bool {
+	c, ok := r.Resolver.(Rechecker)
+	return ok && c.Generation() != generation && denies(c, rec)
+}
+
+func denies(c Rechecker, rec record) bool {
+	var req Request
+	route, ok := rec.request(&req)
+	return ok && ReasonOf(c.Recheck(&req, &route)) == Denied
+}
+
+// Revoke ends the tunnels and sessions of the services that match which the Resolver, a
+// Rechecker, denies by now. It is for after a change of what it decides by, and ends those
+// that were decided by what was before, however late the Relay gets them. It returns how
+// many it ends.
+func (r *Router) Revoke(match func(service, backend string) bool) int {
+	c, ok := r.Resolver.(Rechecker)
+	if !ok {
+		return 0
+	}
+	return r.Relay.EndRecords(Revoked, func(rec Record) bool { return match(rec.Service()) && denies(c, rec.of) })
 }
 
 // connect takes req as far as a service that answers: resolve, allow, dial. l is

@@ -27,7 +27,7 @@ type Session struct {
 	Endpoint Endpoint
 	Route    Route
 
-	relay   *Relay
+	router  *Router
 	record  record
 	carrier Carrier
 	ended   atomic.Bool
@@ -50,7 +50,7 @@ type Carrier interface {
 // Open takes req, which is for datagrams, as far as a service: resolve, allow,
 // dial, by the same steps as ServeTunnel. It calls neither req.Accept nor
 // req.Refuse. After an error the Outcome has been told, and the client is the
-// caller's to tell; after none the caller calls Carry, and End once.
+// caller's to tell; after none the caller calls Carry and Recheck, and End once.
 //
 // A successful dial of UDP does not show that a server is there, so the route's
 // Report gets failures only. See Session.Failed.
@@ -63,7 +63,7 @@ func (r *Router) Open(ctx context.Context, req *Request) (*Session, error) {
 		return nil, err
 	}
 	o.Dialed = time.Since(req.Start) - o.Waited
-	s := &Session{Conn: server, Endpoint: dialed.Endpoint, Route: route, relay: r.Relay}
+	s := &Session{Conn: server, Endpoint: dialed.Endpoint, Route: route, router: r}
 	s.record = r.newRecord(req, &o, dialed, isMultiplexed(server), lease)
 	return s, nil
 }
@@ -92,11 +92,19 @@ func carriesNoDatagrams(ep Endpoint) bool {
 	return ep.Transport != nil && !ep.Transport.Info().Datagrams || ep.TLSOnly != nil
 }
 
-// Carry puts s on the list of what is open.
+// Carry puts s on the list of what is open. The caller then calls Recheck.
 func (s *Session) Carry(c Carrier) {
 	s.carrier = c
-	s.relay.loads.opened(s.record.countedIn())
-	s.relay.sessions.add(s)
+	s.router.Relay.loads.opened(s.record.countedIn())
+	s.router.Relay.sessions.add(s)
+}
+
+// Recheck kills s where it was resolved by a table that another one has replaced, and this
+// one denies it. It is called once after Carry.
+func (s *Session) Recheck() {
+	if s.router.revoked(s.record, s.Route.Generation) {
+		s.carrier.Kill(Revoked)
+	}
 }
 
 // Failed reports that the endpoint turned out not to be there, as an ICMP
@@ -114,9 +122,9 @@ func (s *Session) End(e End) {
 		return
 	}
 	if s.carrier == nil { // it was given up before Carry
-		s.relay.loads.opened(s.record.countedIn())
+		s.router.Relay.loads.opened(s.record.countedIn())
 	}
-	s.relay.sessions.remove(s)
+	s.router.Relay.sessions.remove(s)
 	s.record.Ended(e)
 }
 
@@ -226,7 +234,7 @@ type datagramTunnel struct {
 // carryDatagrams carries what client and server send each other and returns when the
 // tunnel has ended.
 func (r *Router) carryDatagrams(req *Request, client Stream, server net.Conn, o *Outcome, dialed Attempt, route Route, l lease) {
-	s := &Session{Conn: server, Endpoint: dialed.Endpoint, Route: route, relay: r.Relay}
+	s := &Session{Conn: server, Endpoint: dialed.Endpoint, Route: route, router: r}
 	s.record = r.newRecord(req, o, dialed, isMultiplexed(server), l)
 	t := &datagramTunnel{session: s, idle: limit(route.IdleTimeout, r.limits().UDPIdleTimeout, DefaultUDPIdleTimeout)}
 	var fits, also bool
@@ -243,6 +251,7 @@ func (r *Router) carryDatagrams(req *Request, client Stream, server net.Conn, o 
 		t.timer.Reset(t.idle) // which checkIdle does, too
 	}
 	s.Carry(t)
+	s.Recheck()
 	t.run()
 }
 

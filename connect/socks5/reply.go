@@ -62,6 +62,7 @@ var replies = map[tunnel.Reason]Reply{
 	tunnel.Internal:     GeneralFailure,
 	tunnel.Drain:        GeneralFailure,
 	tunnel.Killed:       GeneralFailure,
+	tunnel.Revoked:      NotAllowed,
 	tunnel.Done:         GeneralFailure,
 	tunnel.BadRequest:   GeneralFailure,
 	tunnel.BadMethod:    GeneralFailure,

@@ -68,7 +68,8 @@ func (s *Stream) sendClose(code int) (err error) {
 
 // codes are the close codes of aborts by Reason; that of all others is codeInternal.
 var codes = map[tunnel.Reason]int{
-	tunnel.Drain: codeGoingAway,
+	tunnel.Drain:   codeGoingAway,
+	tunnel.Revoked: codePolicy,
 }
 
 // Abort is AbortWithReason no Reason that there are words for: with close code 1011.

@@ -264,6 +264,7 @@ func (k *session) open() {
 		err = errors.Join(err, k.toService(p, sock, b))
 	}
 	s.mu.Unlock()
+	tun.Recheck()
 	if err != nil {
 		k.lost(err)
 	}
