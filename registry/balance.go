@@ -66,6 +66,7 @@ type balance struct {
 	zone      string        // the gateway's own, if some endpoints are in it and some are not
 	state     *balanceState // that outlives the table; nil where nothing is remembered
 	service   *Service
+	spread    *spread // nil where all endpoints are equally near
 }
 
 // A balanceKey identifies a service across tables.
@@ -217,6 +218,7 @@ const (
 	maxRank       = 15
 	tierFamily    = 1 << 4 // an address of the family that is not the first of its DNS name
 	tierZone      = 1 << 5 // not in the gateway's zone, as long as that has enough healthy endpoints
+	tierNetwork   = 1 << 6 // in another network than the endpoints that are used first
 	tierUnhealthy = 1 << 7
 )
 
@@ -246,6 +248,20 @@ func (b *balance) contenderOf(c *Endpoint, hop *GatewayHop) contender {
 	if hop != nil {
 		one.weight = max(1, uint32(hop.Gateway.Weight)) * weightUnit
 		one.tier = uint8(min(hop.Rank, maxRank)) * tierRank
+	}
+	return one
+}
+
+// contenderOf returns what is known of the endpoint, or of the gateway hop, that is
+// configured at an index. Of a spread, those used first come before others, and direct
+// ones before gateways.
+func (x *resolution) contenderOf(c *Endpoint, hop *GatewayHop, at int) contender {
+	one := x.entry.balance.contenderOf(c, hop)
+	if x.near > 0 && at >= x.near {
+		one.tier |= tierNetwork
+		if hop != nil {
+			one.tier = tierNetwork | uint8(min(hop.Rank+1, maxRank))*tierRank
+		}
 	}
 	return one
 }

@@ -63,6 +63,8 @@ func (r *Registry) Explain(req *tunnel.Request, route *tunnel.Route) Choice {
 			to.Why = "unhealthy"
 		case kept != 0 && kept == hashOf(ep):
 			to.Why = fmt.Sprintf("the client's endpoint, for %v more", left.Round(time.Second))
+		case b.spread.isLater(configured):
+			to.Why = "in another network"
 		case b.zone != "" && configured != nil && configured.Zone == b.zone:
 			to.Why = "in the gateway's zone"
 		case b.zone != "" && configured != nil && configured.Zone != "":
@@ -93,6 +95,9 @@ func (r *Registry) checkOf(req *tunnel.Request) Check {
 		return Check{}
 	}
 	m, err := t.findVisible(req)
+	if err == nil && m.entry.spread != nil {
+		return m.entry.Check
+	}
 	if err != nil || t.here >= 0 && len(m.entry.Via) == 0 && !t.direct(m.entry.home, t.here) { // behind gateways
 		return Check{}
 	}

@@ -9,8 +9,9 @@ import (
 )
 
 // behindWord is in the key of an endpoint that has a Via, between the endpoint and the
-// gateways on the way there. No HOST:PORT has it.
-const behindWord = " behind "
+// gateways on the way there, and in that of a service that is asked of a gateway. No
+// HOST:PORT has it.
+const behindWord = tunnel.HealthKeyBehind
 
 // endpointTransports are those to one endpoint that has a Via.
 type endpointTransports struct {
@@ -66,11 +67,26 @@ func (e *Endpoint) healthKey(port uint16) string {
 	}
 	at := *e
 	at.Port = port
-	way := make([]string, len(e.Hops()))
-	for i, hop := range e.Hops() {
+	return at.String() + behindWord + hopsText(e.Hops())
+}
+
+// hopsText returns hops as a key has them.
+func hopsText(hops []Hop) string {
+	way := make([]string, len(hops))
+	for i, hop := range hops {
 		way[i] = hop.Proto + " " + strings.Join(hop.Addresses, " or ")
 	}
-	return at.String() + behindWord + strings.Join(way, ", ")
+	return strings.Join(way, ", ")
+}
+
+// gateway returns the key of the gateway that k is behind, where k is of a service that a
+// gateway of a network leads to. The hops of a Via have their protocols.
+func (k healthKey) gateway() (healthKey, bool) {
+	_, hops, ok := strings.Cut(k.hop, behindWord)
+	if !ok || strings.Contains(hops, " ") {
+		return healthKey{}, false
+	}
+	return keyOf(&tunnel.Endpoint{HealthKey: hops}), true
 }
 
 // isBehind reports whether a HealthKey is that of an endpoint with a Via, and not that of

@@ -89,15 +89,29 @@ type nameChecks struct{ all, down int }
 func (h *health) count() { h.n.Store(int64(len(h.failing) + len(h.down))) }
 
 // report takes in how a dial of ep ended. A gateway of another network that has answered
-// works, whatever it said. What the gateways of an endpoint's Via say is said of the endpoint.
+// works, whatever it said. What the gateways of an endpoint's Via say is said of the endpoint,
+// and what a gateway says of one service that it leads to is said of that service there.
 func (h *health) report(ep tunnel.Endpoint, err error) {
 	key := keyOf(&ep)
 	if o := outlierOf(&ep); o != nil && (err == nil || IsEndpointError(err)) {
 		o.reported(err)
 	}
-	if e, ok := errors.AsType[*tunnel.Error](err); ok && e.BehindHop && ep.HealthKey != "" && !isBehind(ep.HealthKey) {
+	e, ok := errors.AsType[*tunnel.Error](err)
+	behindHop := ok && e.BehindHop
+	if gateway, ok := key.gateway(); ok {
+		if err != nil && !behindHop {
+			h.record(gateway, &ep, err) // what is behind it was not asked
+			return
+		}
+		h.record(gateway, &ep, nil)
+	} else if behindHop && ep.HealthKey != "" && !isBehind(ep.HealthKey) {
 		err = nil
 	}
+	h.record(key, &ep, err)
+}
+
+// record takes in how a dial of ep ended, for key.
+func (h *health) record(key healthKey, ep *tunnel.Endpoint, err error) {
 	switch {
 	case err == nil:
 		if h.n.Load() == 0 {
@@ -189,14 +203,42 @@ func (h *health) orderByDials(eps []tunnel.Endpoint, check Check) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	slices.SortStableFunc(eps, func(a, b tunnel.Endpoint) int {
-		one, other := keyOf(&a), keyOf(&b)
-		return cmp.Or(compareBool(h.isDown(one, check), h.isDown(other, check)), h.due(one, now).Compare(h.due(other, now)))
+		down, due := h.state(&a, check, now)
+		otherDown, otherDue := h.state(&b, check, now)
+		return cmp.Or(compareBool(down, otherDown), due.Compare(otherDue))
 	})
-	first := keyOf(&eps[0])
-	if f, ok := h.failing[first]; ok && !h.isDown(first, check) && h.due(first, now).IsZero() {
-		f.trial = now.Add(retryWindow)
-		h.failing[first] = f
+	if down, due := h.state(&eps[0], check, now); down || !due.IsZero() {
+		return
 	}
+	try := func(key healthKey) {
+		if f, ok := h.failing[key]; ok {
+			f.trial = now.Add(retryWindow)
+			h.failing[key] = f
+		}
+	}
+	first := keyOf(&eps[0])
+	try(first)
+	if gateway, ok := first.gateway(); ok {
+		try(gateway)
+	}
+}
+
+// state reports whether checks say that ep is down, and returns when what failed may be
+// tried again, zero for now. check is that of the service; a gateway of a network has its
+// own, and what is behind one is no better than it. The caller holds mu.
+func (h *health) state(ep *tunnel.Endpoint, check Check, now time.Time) (down bool, due time.Time) {
+	key := keyOf(ep)
+	if ep.HealthKey != "" && !isBehind(ep.HealthKey) {
+		check = Check{}
+	}
+	down, due = h.isDown(key, check), h.due(key, now)
+	if gateway, ok := key.gateway(); ok {
+		down = down || h.isDown(gateway, Check{})
+		if later := h.due(gateway, now); later.After(due) {
+			due = later
+		}
+	}
+	return down, due
 }
 
 // unhealthy calls mark with the index of each endpoint that order moves behind the
@@ -215,7 +257,7 @@ func (h *health) unhealthy(eps []tunnel.Endpoint, check Check, mark func(i int))
 	h.mu.RLock()
 	defer h.mu.RUnlock()
 	for i := range eps {
-		if key := keyOf(&eps[i]); h.isDown(key, check) || !h.due(key, now).IsZero() {
+		if down, due := h.state(&eps[i], check, now); down || !due.IsZero() {
 			mark(i)
 		}
 	}
@@ -276,10 +318,10 @@ func (h *health) prune(t *Table) {
 	// Outside of the lock, as tables are large and requests wait for it.
 	addrs, hosts := map[netip.Addr]bool{}, map[string]bool{}
 	for key, f := range gone {
-		if f.host != "" {
-			hosts[f.host] = false
+		if host, addr := key.place(&f); host != "" {
+			hosts[host] = false
 		} else {
-			addrs[key.addr.Addr()] = false
+			addrs[addr] = false
 		}
 	}
 	here := func(ep *Endpoint) {
@@ -314,12 +356,25 @@ func (h *health) prune(t *Table) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for key, f := range gone {
-		if !hosts[f.host] && !addrs[key.addr.Addr()] {
+		if host, addr := key.place(&f); !hosts[host] && !addrs[addr] {
 			delete(h.failing, key)
 		}
 	}
 	h.sweep(time.Now())
 	h.count()
+}
+
+// place returns what k's failure f is kept for while it is in the table: a host, or else an
+// address. Of a service behind a gateway it is that of the gateway.
+func (k healthKey) place(f *failure) (host string, addr netip.Addr) {
+	gateway, ok := k.gateway()
+	switch {
+	case ok && gateway.hop != "":
+		return hostOf(gateway.hop), netip.Addr{}
+	case ok:
+		return "", gateway.addr.Addr()
+	}
+	return f.host, k.addr.Addr()
 }
 
 // sweep drops expired failures. The caller holds mu.

@@ -90,10 +90,12 @@ func (b *builder) assignNetworks() {
 			b.indexAddresses(e)
 		}
 		b.groupEndpoints(e)
+		b.spreadEndpoints(e)
 	}
 	if b.listeners != nil {
 		for i := range b.listeners.backends {
 			b.groupEndpoints(&b.listeners.backends[i])
+			b.spreadEndpoints(&b.listeners.backends[i])
 		}
 	}
 }
@@ -294,6 +296,11 @@ func (t *Table) locate(f match, from int32) Location {
 	if f.endpoints == nil {
 		eps = f.entry.servingPort(eps, f.port)
 	}
+	return t.locateBeyond(f, from, eps, beyond)
+}
+
+// locateBeyond returns the Location of f at eps, or else in the networks beyond.
+func (t *Table) locateBeyond(f match, from int32, eps []Endpoint, beyond []int32) Location {
 	p := Location{Service: f.entry.Service, Pattern: f.pattern, Port: f.port, Single: f.endpoints != nil, Endpoints: eps}
 	if f.rule == nil {
 		p.VIPs[0], p.VIPs[1] = t.VIPs(int(f.entry.index))

@@ -19,37 +19,15 @@ const proxyTransportList = "connect-h2, connect or socks5"
 // Carriers.
 func (x *resolution) remote(ctx context.Context) ([]tunnel.Endpoint, error) {
 	p := x.table.locate(x.match, x.table.here)
-	asked, known := Endpoint{Host: x.req.Host()}, true
-	if x.rule != nil || namesNothing(x.req) || x.req.Addr.IsValid() && x.match.endpoints == nil { // it has another name there; and of a VIP of ours nobody has heard
-		var name tunnel.Name
-		if name, known = x.entry.primaryName(); !known && (x.rule == nil || len(p.remote.Via) > 0) {
-			return nil, errNoName(x.req, x.match, &p)
-		}
-		asked.Host = name.String()
-	} else if x.req.Addr.IsValid() {
-		asked = Endpoint{Addr: x.req.Addr}
+	asked, known := x.remoteName(&p)
+	if !known && (x.rule == nil || len(p.remote.Via) > 0) {
+		return nil, errNoName(x.req, x.match, &p)
 	}
 	if len(p.remote.Via) > 0 {
 		return x.behind(p.remoteVia, &p.remote.Network, []Endpoint{asked})
 	}
-	datagrams := x.req.Datagrams != nil || x.req.Proto == "quic" || x.req.Proto == "udp"
-	asks := func(e *GatewayHop) bool {
-		return known && x.port != 0 && e.proxies() && (!datagrams || e.carriesDatagrams())
-	}
-	// A rule has chosen a backend, and what the hello names may lead elsewhere there.
-	reads := func(e *GatewayHop) bool {
-		return x.req.Proto == "sni" && e.Gateway.Supports("sni") && (x.rule == nil || !asks(e))
-	}
-	var hops []*GatewayHop
-	for from := 0; from < len(p.Gateways); {
-		to := from
-		for to < len(p.Gateways) && p.Gateways[to].Rank == p.Gateways[from].Rank {
-			to++
-		}
-		hops = append(hops, rotateByWeight(p.Gateways[from:to], func(e *GatewayHop) bool { return asks(e) || reads(e) }, x.turn)...)
-		from = to
-	}
-	if len(hops) == 0 && datagrams && known && x.port != 0 {
+	hops := x.remoteHops(&p, known)
+	if len(hops) == 0 && x.ofDatagrams() && known && x.port != 0 {
 		return nil, tunnel.Refusef(tunnel.NoEndpoint, "registry: %q: service %q is in network %q, and a %s request is of datagrams, which go to a gateway by connect-h2 or connect-h3: list connect-h2 among the transports of its gateways, or give the network a via", x.req.Target(), x.entry.Name, p.remote.Name, x.req.Proto)
 	}
 	if len(hops) == 0 {
@@ -60,23 +38,73 @@ func (x *resolution) remote(ctx context.Context) ([]tunnel.Endpoint, error) {
 	}
 	configured, targets := make([]Endpoint, len(hops)), make([]tunnel.Endpoint, len(hops))
 	for i, e := range hops {
-		if reads(e) {
+		if x.readsHello(e, known) {
 			configured[i] = e.Address
 			continue
 		}
 		if err := e.transport.refusal(x.entry); err != nil {
 			return nil, err
 		}
-		targets[i] = x.target(&asked, x.port, e.transport.Transport)
-		targets[i].HealthKey = e.Address.String()
-		if x.payload == encrypted {
-			continue
-		}
-		if hop, permitted := e.weak(); hop != nil {
-			x.restrict(&targets[i], permitted, &insecureError{service: x.entry.Name, network: e.Network, hop: hop})
-		}
+		targets[i] = x.targetOver(e, &asked)
 	}
 	return x.candidates(ctx, configured, targets, hops, 0)
+}
+
+// remoteName returns what the gateways of p are asked for, and whether that is known.
+func (x *resolution) remoteName(p *Location) (asked Endpoint, known bool) {
+	switch {
+	case x.rule != nil || namesNothing(x.req) || x.req.Addr.IsValid() && x.match.endpoints == nil: // it has another name there; and of a VIP of ours nobody has heard
+		name, known := x.entry.primaryName()
+		return Endpoint{Host: name.String()}, known
+	case x.req.Addr.IsValid():
+		return Endpoint{Addr: x.req.Addr}, true
+	}
+	return Endpoint{Host: x.req.Host()}, true
+}
+
+// ofDatagrams reports whether the request is for datagrams.
+func (x *resolution) ofDatagrams() bool {
+	return x.req.Datagrams != nil || x.req.Proto == "quic" || x.req.Proto == "udp"
+}
+
+// asks reports whether the gateway e can be asked for the request; known says whether
+// there is a name to ask for.
+func (x *resolution) asks(e *GatewayHop, known bool) bool {
+	return known && x.port != 0 && e.proxies() && (!x.ofDatagrams() || e.carriesDatagrams())
+}
+
+// readsHello reports whether e reads the name in the hello, which goes there as it came. Where
+// a rule has chosen a backend, what the hello names may lead elsewhere there.
+func (x *resolution) readsHello(e *GatewayHop, known bool) bool {
+	return x.req.Proto == "sni" && e.Gateway.Supports("sni") && (x.rule == nil || !x.asks(e, known))
+}
+
+// remoteHops returns the gateways of p that can be used, those of the nearest network
+// first, and of one network beginning with the one whose turn it is.
+func (x *resolution) remoteHops(p *Location, known bool) (hops []*GatewayHop) {
+	usable := func(e *GatewayHop) bool { return x.asks(e, known) || x.readsHello(e, known) }
+	for from := 0; from < len(p.Gateways); {
+		to := from
+		for to < len(p.Gateways) && p.Gateways[to].Rank == p.Gateways[from].Rank {
+			to++
+		}
+		hops = append(hops, rotateByWeight(p.Gateways[from:to], usable, x.turn)...)
+		from = to
+	}
+	return hops
+}
+
+// targetOver returns what the gateway e is asked for.
+func (x *resolution) targetOver(e *GatewayHop, asked *Endpoint) tunnel.Endpoint {
+	target := x.target(asked, x.port, e.transport.Transport)
+	target.HealthKey = e.Address.String()
+	if x.payload == encrypted {
+		return target
+	}
+	if hop, permitted := e.weak(); hop != nil {
+		x.restrict(&target, permitted, &insecureError{service: x.entry.Name, network: e.Network, hop: hop})
+	}
+	return target
 }
 
 // errNoName refuses a request for which the gateways have no name to be asked for.

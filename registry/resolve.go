@@ -79,12 +79,16 @@ type resolution struct {
 	payload    payload
 	turn       uint32
 	unreported bool // what becomes of a dial is not counted
+	near       int  // of a spread, how many of the configured endpoints are used first
 }
 
 // endpoints returns the endpoints of the service in the order to try.
 func (x *resolution) endpoints(ctx context.Context) ([]tunnel.Endpoint, error) {
 	if len(x.entry.Via) > 0 {
 		return x.behind(x.transport(), nil, x.entry.servingPort(x.entry.Endpoints, x.port))
+	}
+	if x.entry.spread != nil && x.match.endpoints == nil && !x.endpoint.IsValid() {
+		return x.spreadOut(ctx)
 	}
 	configured, beyond := x.table.reach(x.match, x.table.here)
 	if len(beyond) > 0 {
@@ -245,7 +249,7 @@ func rotateByWeight(entries []GatewayHop, usable func(*GatewayHop) bool, turn ui
 //
 // For a zero Endpoint stands that of the same index in targets, which a next hop is
 // asked for. Where there are targets, there are hops: the gateways that configured are,
-// or that targets lead over.
+// or that targets lead over; nil for an endpoint.
 func (x *resolution) candidates(ctx context.Context, configured []Endpoint, targets []tunnel.Endpoint, hops []*GatewayHop, turn uint32) ([]tunnel.Endpoint, error) {
 	n := uint32(len(configured))
 	if n == 0 {
@@ -279,6 +283,10 @@ func (x *resolution) candidates(ctx context.Context, configured []Endpoint, targ
 		for i := range n {
 			at := (turn + i) % n
 			c := &configured[at]
+			var hop *GatewayHop
+			if hops != nil {
+				hop = hops[at]
+			}
 			ep := tunnel.Endpoint{Addr: netip.AddrPortFrom(c.Addr.Unmap(), cmp.Or(c.Port, x.port)), Named: true, Transport: x.transport().Transport}
 			switch {
 			case *c == Endpoint{}:
@@ -286,7 +294,7 @@ func (x *resolution) candidates(ctx context.Context, configured []Endpoint, targ
 					eps = append(eps, targets[at])
 					x.count(&eps[len(eps)-1], nil)
 					if all != nil {
-						all = append(all, x.entry.balance.contenderOf(c, hops[at]))
+						all = append(all, x.contenderOf(c, hop, int(at)))
 					}
 				}
 				continue
@@ -311,17 +319,16 @@ func (x *resolution) candidates(ctx context.Context, configured []Endpoint, targ
 			default:
 				continue
 			}
-			if targets == nil && len(c.Hops()) == 0 {
+			switch {
+			case hop == nil && len(c.Hops()) == 0:
 				x.restrictDirect(c, &ep)
+			case hop != nil && x.near > 0:
+				ep.HealthKey = ep.Addr.String()
 			}
 			x.count(&ep, c)
 			eps = append(eps, ep)
 			if all != nil {
-				var hop *GatewayHop
-				if hops != nil {
-					hop = hops[at]
-				}
-				one := x.entry.balance.contenderOf(c, hop)
+				one := x.contenderOf(c, hop, int(at))
 				if !c.Addr.IsValid() && len(c.Hops()) == 0 {
 					one.divide(answers[at], row, IsLocalhost(c.Host))
 				}
@@ -330,13 +337,13 @@ func (x *resolution) candidates(ctx context.Context, configured []Endpoint, targ
 		}
 	}
 	if all != nil && len(eps) > 0 {
-		if eps = eps[:x.choose(eps, all, x.check(hops != nil))]; len(eps) == 0 {
+		if eps = eps[:x.choose(eps, all, x.check(hops != nil && x.near == 0))]; len(eps) == 0 {
 			return nil, x.errAllDraining()
 		}
 	}
 	switch {
 	case len(eps) > 0:
-		x.health.order(eps, x.check(hops != nil))
+		x.health.order(eps, x.check(hops != nil && x.near == 0))
 		return eps, nil
 	case refused != nil:
 		return nil, tunnel.Refusef(tunnel.Prohibited, "registry: service %q of %s: %w", x.entry.Name, orUnknown(x.entry.Origin), refused)

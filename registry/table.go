@@ -63,6 +63,7 @@ type serviceEntry struct {
 	hasPortEndpoints bool            // there are endpoints that serve one port only
 	hasVias          bool            // there are endpoints with a Via, and it has none itself
 	joined           []Endpoint      // those, and the ones that this gateway dials directly; nil where there are none with a Via
+	spread           *spread         // of its endpoints, for this gateway; nil where all are equally near
 }
 
 // A claim is one pattern or address and port that a service answers to.

@@ -115,7 +115,9 @@ func (b *builder) transportsOf(e *serviceEntry, s *Service) *serviceTransports {
 		return t
 	}
 	networks := []int32{e.home}
-	if len(e.groups) > 0 {
+	if e.spread != nil {
+		networks = e.spread.beyond
+	} else if len(e.groups) > 0 {
 		networks = nil
 		for _, g := range e.groups {
 			networks = append(networks, g.network)

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"strconv"
+	"strings"
 	"time"
 
 	"culvert.dev/tunnel/internal/relay"
@@ -299,7 +300,7 @@ type Endpoint struct {
 	Transport Transport
 
 	// HealthKey is what failures of the endpoint are counted under: the next hop
-	// where there is one, or the endpoint and the hops to it where it has its own. ""
+	// where there is one, or what is asked for, HealthKeyBehind, and the hops to it. ""
 	// means Addr.
 	HealthKey string
 
@@ -316,16 +317,23 @@ type Endpoint struct {
 	Insecure bool
 }
 
+// HealthKeyBehind is in a HealthKey between what is asked for and the hops to it.
+const HealthKeyBehind = " behind "
+
 // reached returns e as the log has it: where it is behind a next hop, that hop.
 func (e Endpoint) reached() Endpoint {
 	if e.HealthKey == "" {
 		return e
 	}
-	if ap, err := netip.ParseAddrPort(e.HealthKey); err == nil {
+	hop := e.HealthKey
+	if _, hops, ok := strings.Cut(hop, HealthKeyBehind); ok {
+		hop = hops
+	}
+	if ap, err := netip.ParseAddrPort(hop); err == nil {
 		return Endpoint{Addr: ap}
 	}
-	host, port, err := net.SplitHostPort(e.HealthKey)
-	if err != nil { // an endpoint and the hops to it
+	host, port, err := net.SplitHostPort(hop)
+	if err != nil { // hops of the endpoint's own
 		return e
 	}
 	n, _ := strconv.ParseUint(port, 10, 16)

@@ -134,6 +134,37 @@ func TestEndpointsAreCheckedThroughTheirHops(t *testing.T) {
 	}, "the states by hops: want 10.0.0.1:443 up over the one and down over the other")
 }
 
+// A service with an endpoint here and one behind the gateway of another network goes to the
+// one here while it works, and to the other one when it does not.
+func TestEndpointsInSeveralNetworks(t *testing.T) {
+	far := service(saying(t, "far"))
+	farAddr := netip.MustParseAddrPort(start(t, "far", far))
+	for want, near := range map[string]string{"near": saying(t, "near"), "far": testnet.ClosedPort(t)} {
+		s := service(near)
+		s.Ports = []uint16{443}
+		s.Endpoints[0].Network = "home"
+		s.Endpoints = append(s.Endpoints, registry.Endpoint{Addr: netip.MustParseAddr("10.0.0.1"), Port: 443, Network: "east"})
+		addr, g := startGateway(t, Config{
+			Listeners: []Listener{{Address: "127.0.0.1:0", Protocols: []tunnel.Protocol{&connect.Protocol{Via: "edge"}}}},
+			Mesh:      registry.Mesh{Network: "home"},
+			Sources: []registry.Source{registry.Static{Name: "test", Snapshot: registry.Snapshot{Services: []*registry.Service{s}, Networks: []registry.Network{
+				{Name: "home"},
+				{Name: "east", Gateways: []registry.Gateway{{Address: registry.Endpoint{Addr: farAddr.Addr(), Port: farAddr.Port()}, Transports: registry.HopsBy("connect")}}},
+			}}}},
+			Via: "edge",
+		})
+		for range 4 {
+			if got := heard(t, addr); got != want {
+				t.Errorf("reached %q, want %q", got, want)
+			}
+		}
+		x := Explain(t.Context(), g.router, g.cfg.Listeners, Query{Host: "svc.test", Port: 443, Listener: g.cfg.Listeners[0].Address, Proto: "connect"})
+		if len(x.Endpoints) != 2 {
+			t.Errorf("explain: %+v, want both", x.Endpoints)
+		}
+	}
+}
+
 // An endpoint whose gateway is not there, is another one than it should be, or does not
 // serve it, costs no request: the others are tried.
 func TestEndpointsWhoseGatewayFails(t *testing.T) {

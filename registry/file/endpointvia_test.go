@@ -133,21 +133,3 @@ services:
 		}
 	}
 }
-
-// An endpoint that would be used by nobody is warned of: it is behind the gateways of a
-// network, and others of its service have a via.
-func TestEndpointViaBesideGateways(t *testing.T) {
-	cfg, err := Parse("culvert.yaml", []byte(`network: home
-networks: [{name: home, cidrs: [10.0.0.0/16]}, {name: west, cidrs: [10.8.0.0/16], gateways: ["gw.west.example:443"]}, {name: lab, cidrs: [10.9.0.0/16]}]
-services:
-  - {name: a.test, endpoints: ["10.0.0.2:1", "10.8.0.1:1", "10.9.0.1:1", {address: "10.8.0.2:1", via: {connect: "https://gw.example:1"}}]}
-  - {name: b.test, endpoints: ["10.0.0.2:1", "10.8.0.1:1"]}
-`))
-	if err != nil {
-		t.Fatal(err)
-	}
-	const want = `endpoint 10.8.0.1:1 is not used: it is behind the gateways of network "west"`
-	if n := strings.Count(cfg.Warnings.Error(), "is not used: it is behind"); n != 1 || !strings.Contains(cfg.Warnings.Error(), want) {
-		t.Errorf("got %v, want %s", cfg.Warnings, want)
-	}
-}

@@ -160,11 +160,6 @@ func (d *decoder) checkPlaces(s *registry.Service, at mapping) {
 		if has(n, "network") {
 			d.knownNetwork(n, ep.Network)
 		}
-		if s.HasEndpointVia() && len(ep.Hops()) == 0 {
-			if i := d.networkOf(ep, d.behindGateways()); i >= 0 {
-				d.warnf(n, "give it a via, too", "endpoint %s is not used: it is behind the gateways of network %q, and others of the service have via", ep, clip(d.cfg.Networks[i].Name))
-			}
-		}
 		if ep.Name == "" {
 			continue
 		}
@@ -175,18 +170,6 @@ func (d *decoder) checkPlaces(s *registry.Service, at mapping) {
 		}
 		names[ep.Name] = true
 	}
-}
-
-// behindGateways returns the indices of the networks other than the gateway's own that
-// are reached through gateways.
-func (d *decoder) behindGateways() []int {
-	var closed []int
-	for i := range d.cfg.Networks {
-		if n := &d.cfg.Networks[i]; n.Name != d.cfg.Mesh.Network && (len(n.Gateways) > 0 || len(n.Via) > 0) {
-			closed = append(closed, i)
-		}
-	}
-	return closed
 }
 
 // knownNetwork complains of a network that is not in the file.

@@ -11,7 +11,6 @@ package upstream
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -87,7 +86,7 @@ func (t *Transports) New(s *registry.Service, ep *registry.Endpoint, g *registry
 			return nil, err
 		}
 		if len(s.Via) == 0 {
-			return WithLayers(endpointHop{hop}, layers...), nil
+			return WithLayers(registry.NotFinal(hop), layers...), nil
 		}
 		return WithLayers(hop, layers...), nil
 	case len(layers) > 0:
@@ -130,22 +129,6 @@ func (t *Transports) Close() {
 	for c := range pools {
 		_ = c.Close()
 	}
-}
-
-// An endpointHop leads to one endpoint alone. A gateway that refuses that one says nothing of
-// the service's other endpoints, which are reached in other ways.
-type endpointHop struct{ *NextHop }
-
-// Dial implements tunnel.Transport.
-func (h endpointHop) Dial(ctx context.Context, ep *tunnel.Endpoint, req *tunnel.Request) (net.Conn, error) {
-	c, err := h.NextHop.Dial(ctx, ep, req)
-	if e, ok := errors.AsType[*tunnel.Error](err); ok && e.Final {
-		switch e.Reason {
-		case tunnel.NoRoute, tunnel.NotExposed, tunnel.Denied, tunnel.Prohibited, tunnel.Insecure:
-			return nil, &tunnel.Error{Reason: e.Reason, Err: err, BehindHop: e.BehindHop}
-		}
-	}
-	return c, err
 }
 
 // Direct dials endpoints without a next hop.
