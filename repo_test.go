@@ -81,6 +81,7 @@ var layers = []struct {
 // any below internal/kube.
 var homes = map[string]string{
 	"github.com/spf13/cobra":              "cmd/culvert/command",
+	"github.com/go-jose/go-jose/v4":       "identity/jwt",
 	"github.com/prometheus/client_golang": "internal/metrics",
 	"github.com/pires/go-proxyproto":      "connect/proxyproto",
 	"github.com/miekg/dns":                "dns",
