@@ -53,7 +53,7 @@ var layers = []struct {
 	{"registry/checks", []string{"internal/background", "registry", "tunnel"}, "a check knows the table and how to dial"},
 	{"registry/file", []string{"internal/background", "internal/edits", "registry", "tunnel"}, "a source knows the table and no other source"},
 	{"registry/alloc", []string{"registry", "tunnel"}, "which port or address is whose is arithmetic and a file"},
-	{"registry/snapshot", []string{"internal/background", "registry", "registry/alloc", "tunnel"}, "the snapshots of a source are saved whatever source it is"},
+	{"registry/snapshot", []string{"internal/background", "policy", "registry", "registry/alloc", "tunnel"}, "the snapshots of a source are saved whatever source it is"},
 	{"internal/names", []string{"dns", "registry", "tunnel"}, "the table in the words of DNS; neither knows the other"},
 	{"dns", []string{"tunnel"}, "the DNS library behind small interfaces of its own"},
 	{"internal/metrics", []string{"tunnel"}, "metrics are made from Outcomes and nothing else"},

@@ -34,7 +34,8 @@ type Compiler struct {
 	seen      []uint32 // by policy, the last call of Set that has looked at it
 	turn      uint32
 	found     []int32
-	workloads bool
+	workloads bool // a policy selects workloads
+	names     bool // a policy selects names
 
 	// A policy is filed under one of these, the first one that its Targets have.
 	byService, byRoute, byNamespace map[string][]int32
@@ -64,6 +65,7 @@ func NewCompiler(policies []*Policy, networkOf NetworkOf) *Compiler {
 		}
 		if p.Targets.check() == nil && p.Targets.Names != nil {
 			one.names = patternsOf(p.Targets.Names)
+			c.names = true
 		}
 		c.workloads = c.workloads || p.Targets.Workloads != nil
 		c.policies = append(c.policies, one)
@@ -107,6 +109,9 @@ func addAll(m map[string][]int32, keys []string, i int32) {
 // SelectsWorkloads reports whether there is a policy that selects endpoints by their
 // workloads. Without one, no endpoint needs a Set of its own.
 func (c *Compiler) SelectsWorkloads() bool { return c.workloads }
+
+// SelectsNames reports whether there is a policy that selects services by their names.
+func (c *Compiler) SelectsNames() bool { return c.names }
 
 // Errors returns why policies can't be understood, one error for each.
 func (c *Compiler) Errors() []error { return c.errs }

@@ -16,7 +16,8 @@ type compiledListeners struct {
 	list     []*compiledListener
 	refused  []refusedListener
 	backends []serviceEntry // of rules: each Service once
-	turns    int32          // how many counters rules and their backends need
+	rules    []*compiledRule
+	turns    int32 // how many counters rules and their backends need
 }
 
 type refusedListener struct {
@@ -56,6 +57,7 @@ type compiledBackend struct {
 	turn        int32 // its own counter, which is for its endpoints
 	port        uint16
 	serviceName tunnel.Name // zero where the entry's own endpoints are meant
+	policies    *policySets // nil means those of the service
 }
 
 // A hostMap finds a value by name: the one with the exact name, or else the one
@@ -286,6 +288,7 @@ func (b *builder) addRule(l *compiledListener, s *compiledSection, r *Rule, entr
 	f := b.listeners
 	one := &compiledRule{Rule: r, section: s.Name, clients: compileClientFilter(r.Clients), turn: f.turns, backends: make([]compiledBackend, len(r.Backends))}
 	f.turns++
+	f.rules = append(f.rules, one)
 	s.rules++
 	for i := range r.Backends {
 		from := &r.Backends[i]

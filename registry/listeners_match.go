@@ -126,7 +126,7 @@ func (s *state) findByRule(req *tunnel.Request) (match, *tunnel.Error) {
 	if refusal != nil {
 		return match{rule: r}, refusal
 	}
-	return match{entry: e, pattern: one.pattern, port: b.port, rule: r, turn: s.ruleOffset + b.turn}, nil
+	return match{entry: e, pattern: one.pattern, port: b.port, rule: r, turn: s.ruleOffset + b.turn, policies: b.policiesOf(e)}, nil
 }
 
 // backendService returns the service of a backend that is not broken: one made for it, or the

@@ -19,6 +19,7 @@ type match struct {
 	vip       bool           // the request names the service's VIP, which no other gateway knows
 	rule      *compiledRule  // that has the entry as a backend; nil for none
 	turn      int32          // the index of the backend's turn in the state
+	policies  *policySets    // that decide on the request; nil where it was not asked for
 
 	// passthrough says that the client speaks TLS with the service itself: the
 	// gateway adds none of its own.
@@ -45,6 +46,7 @@ func (t *Table) findVisible(req *tunnel.Request) (match, *tunnel.Error) {
 	if err := t.visible(f.entry, req); err != nil {
 		return f, err
 	}
+	f.policies = &f.entry.policies
 	return f, t.clientCerts.admits(f.entry, req)
 }
 

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"culvert.dev/policy"
 	"culvert.dev/tunnel"
 )
 
@@ -208,6 +209,10 @@ type Endpoint struct {
 	// these are in does not matter. Where the service has a Via, it has no effect.
 	Via *[]Hop `json:",omitzero"`
 
+	// Workload is what serves the endpoint, for policies that select it by its labels; nil
+	// where that is not known. Endpoints of one workload should share it.
+	Workload *policy.Workload `json:",omitzero"`
+
 	load       *tunnel.EndpointLoad // in a table, where its tunnels are counted
 	transports *endpointTransports  // in a table, where it has a Via
 }
@@ -356,6 +361,7 @@ type Snapshot struct {
 	Networks  []Network
 	Services  []*Service
 	Listeners []*Listener
+	Policies  []*policy.Policy // of all services, whichever snapshot they are in
 
 	// GatewayTransport is how the gateways in the networks of all other snapshots are
 	// asked, which say by which protocols only; nil means without TLS. Its Proto and

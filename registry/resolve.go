@@ -32,7 +32,12 @@ func (r *Registry) Resolve(ctx context.Context, req *tunnel.Request) (tunnel.Rou
 		}
 		return route, refusal
 	}
+	decision, refusal := f.authorize(req)
+	if refusal != nil {
+		return deniedRoute(s.table, &f, decision), refusal
+	}
 	route := tunnel.Route{
+		Policy:            decision,
 		Service:           f.entry.Name,
 		Pattern:           f.pattern,
 		Generation:        s.table.Generation(),
@@ -70,6 +75,15 @@ func (r *Registry) Resolve(ctx context.Context, req *tunnel.Request) (tunnel.Rou
 	return route, nil
 }
 
+// deniedRoute is what is known of a request that policy denies.
+func deniedRoute(t *Table, f *match, d *tunnel.PolicyDecision) tunnel.Route {
+	route := tunnel.Route{Service: f.entry.Name, Pattern: f.pattern, Generation: t.Generation(), Policy: d}
+	if f.rule != nil {
+		route.Service, route.Backend = f.rule.Name, f.entry.Name
+	}
+	return route
+}
+
 // A resolution is one call of Resolve, for which a service was found.
 type resolution struct {
 	*Registry
@@ -85,13 +99,18 @@ type resolution struct {
 // endpoints returns the endpoints of the service in the order to try.
 func (x *resolution) endpoints(ctx context.Context) ([]tunnel.Endpoint, error) {
 	if len(x.entry.Via) > 0 {
-		return x.behind(x.transport(), nil, x.entry.servingPort(x.entry.Endpoints, x.port))
+		configured := x.entry.servingPort(x.entry.Endpoints, x.port)
+		x.match.endpoints = x.permitted(x.match.endpoints)
+		return x.behind(x.transport(), nil, x.permitted(configured))
 	}
 	if x.entry.spread != nil && x.match.endpoints == nil && !x.endpoint.IsValid() {
 		return x.spreadOut(ctx)
 	}
 	configured, beyond := x.table.reach(x.match, x.table.here)
 	if len(beyond) > 0 {
+		if n := len(x.entry.Endpoints); len(x.permitted(x.entry.Endpoints)) < n {
+			return nil, x.errEndpointsDenied("at some endpoints, and a gateway of another network chooses among them")
+		}
 		return x.remote(ctx)
 	}
 	if x.endpoint.IsValid() {
@@ -102,6 +121,11 @@ func (x *resolution) endpoints(ctx context.Context) ([]tunnel.Endpoint, error) {
 	}
 	if x.match.endpoints == nil {
 		configured = x.entry.servingPort(configured, x.port)
+	}
+	if n := len(configured); n > 0 {
+		if configured = x.permitted(configured); len(configured) == 0 {
+			return nil, x.errEndpointsDenied("at all endpoints that are in reach")
+		}
 	}
 	return x.candidates(ctx, configured, nil, nil, x.turn)
 }

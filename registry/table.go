@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 
+	"culvert.dev/policy"
 	"culvert.dev/tunnel"
 )
 
@@ -42,6 +43,7 @@ type Table struct {
 	publishedAs map[tunnel.Name][]Published
 	vips        *vips // nil for none
 
+	policies    []*policy.Policy   // of all snapshots
 	listeners   *compiledListeners // nil where there is no listener
 	clientCerts clientCerts        // nil where no listener requires them for a service
 
@@ -54,6 +56,7 @@ type serviceEntry struct {
 	index    int32
 	views    []int32 // indices of the networks in ExposedTo; an unknown network has none
 	clients  *clientFilter
+	policies policySets
 
 	transports *serviceTransports // that it shares with no other service; nil for none
 	balance    *balance           // nil where its endpoints take turns
@@ -87,9 +90,13 @@ type Conflict struct {
 	Kept    string // the origin of the service that has it, unless there is a Why
 	Why     string // why no service may have it; "" where another one has it
 	Dropped string // the origin of what was left out
+	Denies  bool   // a policy that can't be used, which denies what it selects
 }
 
 func (c *Conflict) Error() string {
+	if c.Denies {
+		return fmt.Sprintf("%s of %s denies all that it selects, because it can't be used: %s", c.What, orUnknown(c.Dropped), c.Why)
+	}
 	if c.Why != "" {
 		return fmt.Sprintf("%s of %s is left out: %s", c.What, orUnknown(c.Dropped), c.Why)
 	}
@@ -176,6 +183,7 @@ func (m Mesh) merge(newTransport newTransport, before map[balanceKey]*balanceSta
 	b.addSets()
 	b.addListeners(snapshots)
 	b.addClientCerts()
+	b.addPolicies(snapshots)
 	b.makeEndpointTransports()
 	b.makeBalances()
 	b.assignNetworks()

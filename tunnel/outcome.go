@@ -149,7 +149,8 @@ type Outcome struct {
 	Pattern    string // of the route
 	Endpoint   string // the one that was reached
 	Attempts   []Attempt
-	Insecure   bool // Endpoint.Insecure of the one that was reached
+	Insecure   bool            // Endpoint.Insecure of the one that was reached
+	Policy     *PolicyDecision // of the route; nil where no policy is about it
 
 	Reason Reason
 	Err    error // for people; nil after an orderly end
@@ -315,7 +316,7 @@ func (r *Router) newRecord(req *Request, o *Outcome, dialed Attempt, multiplexed
 	}
 	load := dialed.Endpoint.Load
 	told := load.watcher() == nil
-	if sourceFits && addrFits && o.Unverified == nil && len(o.Attempts) == 0 {
+	if sourceFits && addrFits && o.Unverified == nil && o.Policy == nil && len(o.Attempts) == 0 {
 		switch {
 		case o.Peer != (Peer{}):
 			known := &identifiedInfo{loadedInfo: loadedInfo{tunnelInfo: info, load: load}, caller: o.Peer}

@@ -242,7 +242,7 @@ type Dialer interface {
 }
 
 // A Resolver finds the route of a request from one snapshot of the table. It
-// refuses with an *Error whose Reason is NoRoute, NotExposed, NoEndpoint,
+// refuses with an *Error whose Reason is NoRoute, NotExposed, Denied, NoEndpoint,
 // Prohibited, LookupError or LookupTime.
 type Resolver interface {
 	Resolve(ctx context.Context, req *Request) (Route, error)
@@ -275,8 +275,28 @@ type Route struct {
 	// Report is told of every dial: nil for one that worked. May be nil.
 	Report func(Endpoint, error)
 
+	// Policy is the decision that permits the request, or denies it; nil where no
+	// policy is about it.
+	Policy *PolicyDecision
+
 	// Balancer has put Endpoints in their order; nil where they take turns.
 	Balancer Balancer
+}
+
+// A PolicyDecision says which policy has decided on a request. It is not changed once
+// it is in a Route.
+type PolicyDecision struct {
+	Allowed bool
+	Policy  string // the name of the policy; "" where only policies in dry run are about the request
+	Origin  string // who says so, for people
+	Rule    int    // the index of the rule; -1 where the policy allows others only
+	Step    string // of the order of evaluation: "admin deny", "namespace allow"
+
+	// Admitted and Endpoints say how many endpoints of how many the caller may connect
+	// to, where policies select endpoints; otherwise they are 0.
+	Admitted, Endpoints int
+
+	DryRun *PolicyDecision // if policies in dry run were enforced; nil where that is the same
 }
 
 // A Balancer chooses among the endpoints of a service.

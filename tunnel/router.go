@@ -20,8 +20,7 @@ const DefaultMaxDialAttempts = 3
 // that can fail has failed before the client hears yes.
 type Router struct {
 	Resolver Resolver
-	Allow    func(context.Context, *Request, *Route) error // policy; nil allows what the Resolver finds
-	Dialer   Dialer                                        // for endpoints without a Transport
+	Dialer   Dialer // for endpoints without a Transport
 	Relay    *Relay
 	Budget   *Budget        // a tunnel's second descriptor is taken here, if it has one; nil means no limit
 	Observe  func(*Outcome) // told once of every request, at its end; must not block. May be nil
@@ -127,7 +126,7 @@ func (r *Router) connect(ctx context.Context, req *Request, o *Outcome, l *lease
 		}
 	}()
 	route, err = r.Decide(ctx, req)
-	o.Service, o.Pattern = route.Service, route.Pattern
+	o.Service, o.Pattern, o.Policy = route.Service, route.Pattern, route.Policy
 	if err != nil {
 		return nil, route, dialed, err
 	}
@@ -215,16 +214,11 @@ func (r *Route) errAllFull() error {
 	return Refusef(Overload, "service %s: limits.connectionsPerEndpoint: each of %d endpoints has %d connections, the limit", r.Service, len(r.Endpoints), r.Limits.ConnectionsPerEndpoint)
 }
 
-// Decide resolves req and asks the policy, without dialing.
+// Decide resolves req, without dialing. The Resolver asks the policies of the service.
 func (r *Router) Decide(ctx context.Context, req *Request) (Route, error) {
 	route, err := r.Resolver.Resolve(ctx, req)
 	if err != nil {
 		return route, err
-	}
-	if r.Allow != nil {
-		if err := r.Allow(ctx, req, &route); err != nil {
-			return route, err
-		}
 	}
 	if len(route.Endpoints) == 0 {
 		return route, Refusef(NoEndpoint, "service %s has no endpoint", route.Service)

@@ -137,7 +137,7 @@ func TestRouterRefuses(t *testing.T) {
 			})
 		}, tunnel.LookupTime, "no answer", 0, 10 * time.Second},
 		{"denied", func(b *bench) {
-			b.Allow = func(context.Context, *tunnel.Request, *tunnel.Route) error { return denied }
+			b.Resolver = narrowed(b.Resolver, func(*tunnel.Route) error { return denied })
 		}, tunnel.Denied, "bob", 0, 0},
 		{"no endpoint", func(b *bench) { b.Resolver = routeTo() }, tunnel.NoEndpoint, "svc has no endpoint", 0, 0},
 		{"no descriptor", func(b *bench) { b.Budget.Limit = 1 }, overload, "descriptors", 0, 0},
@@ -210,6 +210,17 @@ func TestRouterRefuses(t *testing.T) {
 	}
 }
 
+// narrowed is a Resolver whose policy changes or refuses the routes of another one.
+func narrowed(r tunnel.Resolver, policy func(*tunnel.Route) error) tunnel.Resolver {
+	return resolverFunc(func(ctx context.Context, req *tunnel.Request) (tunnel.Route, error) {
+		route, err := r.Resolve(ctx, req)
+		if err == nil {
+			err = policy(&route)
+		}
+		return route, err
+	})
+}
+
 var noRoute = resolverFunc(func(context.Context, *tunnel.Request) (tunnel.Route, error) {
 	return tunnel.Route{}, tunnel.Refusef(tunnel.NoRoute, "no such name")
 })
@@ -219,10 +230,11 @@ var noRoute = resolverFunc(func(context.Context, *tunnel.Request) (tunnel.Route,
 func TestRouterDecide(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, routeTo("192.0.2.1:80", "192.0.2.2:80"))
-		b.Allow = func(_ context.Context, _ *tunnel.Request, route *tunnel.Route) error {
+		whole := b.Resolver
+		b.Resolver = narrowed(whole, func(route *tunnel.Route) error {
 			route.Endpoints = route.Endpoints[1:] // policy may narrow
 			return nil
-		}
+		})
 		a := &asker{}
 		req := a.request()
 		route, err := b.Decide(t.Context(), req)
@@ -239,13 +251,15 @@ func TestRouterDecide(t *testing.T) {
 		_ = a.client.Close()
 		b.dialer.closeAll()
 		synctest.Wait()
-		b.Allow = func(context.Context, *tunnel.Request, *tunnel.Route) error {
+		decision := &tunnel.PolicyDecision{Policy: "db", Rule: 1}
+		b.Resolver = narrowed(whole, func(route *tunnel.Route) error {
+			route.Policy = decision
 			return tunnel.Refusef(tunnel.Denied, "no")
-		}
+		})
 		b.ServeTunnel(t.Context(), (&asker{}).request())
 		all := b.told.all()
-		if o := all[len(all)-1]; o.Reason != tunnel.Denied || o.Service != "svc" || o.Pattern != "*.example" {
-			t.Errorf("outcome of a denied request: %+v, want its service and pattern", o)
+		if o := all[len(all)-1]; o.Reason != tunnel.Denied || o.Service != "svc" || o.Pattern != "*.example" || o.Policy != decision {
+			t.Errorf("outcome of a denied request: %+v, want its service, its pattern and policy %+v", o, decision)
 		}
 		b.stop()
 	})
@@ -384,15 +398,13 @@ func TestRouterAcceptFails(t *testing.T) {
 // TestRouterPanics checks that a panic in any part leaves nothing taken.
 func TestRouterPanics(t *testing.T) {
 	boom := func() { panic("boom") }
-	for _, where := range []string{"resolve", "allow", "dial", "accept"} {
+	for _, where := range []string{"resolve", "dial", "accept"} {
 		synctest.Test(t, func(t *testing.T) {
 			b := newBench(t, routeTo("192.0.2.1:80"))
 			a := &asker{}
 			switch where {
 			case "resolve":
 				b.Resolver = resolverFunc(func(context.Context, *tunnel.Request) (tunnel.Route, error) { boom(); return tunnel.Route{}, nil })
-			case "allow":
-				b.Allow = func(context.Context, *tunnel.Request, *tunnel.Route) error { boom(); return nil }
 			case "dial":
 				b.dialer.answers["192.0.2.1:80"] = boom
 			case "accept":

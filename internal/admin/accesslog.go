@@ -2,6 +2,7 @@ package admin
 
 import (
 	"log/slog"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -166,7 +167,17 @@ func fields(o *tunnel.Outcome, w fieldWriter) {
 	}
 	text("peer", o.Peer.ID, maxField)            // the client's verified identity
 	text("peer_method", o.Peer.Method, maxField) // how the client was verified: basic, bearer or mtls
-	text("alpn", join(o.ALPN), maxField)         // ALPN protocols that the client offers inside TLS
+	if p := o.Policy; p != nil {
+		text("policy", p.Policy, maxField)        // policy that permitted or denied the request
+		text("policy_origin", p.Origin, maxField) // file and line, or object, that has the policy
+		if p.Admitted < p.Endpoints {
+			text("policy_endpoints", strconv.Itoa(p.Admitted)+" of "+strconv.Itoa(p.Endpoints), maxField) // endpoints that policies admit the caller to, where it is not all
+		}
+		if dry := p.DryRun; dry != nil {
+			text("policy_dry_run", decided(dry.Allowed)+" by "+dry.Policy, maxField) // what the policies in dry run would have done
+		}
+	}
+	text("alpn", join(o.ALPN), maxField) // ALPN protocols that the client offers inside TLS
 	if said := o.Unverified; said != nil {
 		text("trace", said.Trace, maxField)         // trace context that an HBONE client sent, unverified
 		text("baggage", said.Baggage, maxError)     // baggage that an HBONE client sent, unverified
@@ -179,6 +190,14 @@ func fields(o *tunnel.Outcome, w fieldWriter) {
 	took("waited", o.Waited) // time from accept to the complete request
 	took("dialed", o.Dialed) // time from the complete request to the answer to the client
 	took("lasted", o.Lasted) // time from accept to the end
+}
+
+// decided says what a policy has decided.
+func decided(allowed bool) string {
+	if allowed {
+		return "allowed"
+	}
+	return "denied"
 }
 
 // join puts commas between protocol names, and stops when there is more than

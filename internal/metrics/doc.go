@@ -24,7 +24,8 @@
 // "service" is the name of a configured service, never the name that a client
 // asked for. Anything else becomes the empty value, which Prometheus treats as
 // no label at all. After MaxServices services the next ones share the value
-// "other", until Forget makes room. There is no label for the listener, the
+// "other", until Forget makes room. "policy" is the name of a configured policy, of the
+// first thousand that have decided; further ones share "other". There is no label for the listener, the
 // client, the endpoint or the asked name: those stand in the access log, where
 // they cost one line and not a time series each.
 //

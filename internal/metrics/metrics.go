@@ -21,6 +21,7 @@ type Metrics struct {
 	requests     *prometheus.CounterVec   // proto, service, reason
 	refused      *prometheus.CounterVec   // reason
 	dialFailures *prometheus.CounterVec   // service, reason
+	policies     *prometheus.CounterVec   // policy, action, dry_run
 	dials        *prometheus.HistogramVec // result
 	noPort       prometheus.Counter
 	tunnels      prometheus.Histogram
@@ -46,6 +47,8 @@ func New() *Metrics {
 			"Connections that ended before they made a request.", "reason"),
 		dialFailures: counters("culvert_dial_failures_total",
 			"Failed dials of one endpoint. The request may have succeeded with the next one.", "service", "reason"),
+		policies: counters("culvert_policy_decisions_total",
+			"Requests that a policy has decided on, when they have ended. action is allow or deny; dry_run is true for what policies in dry run would have done.", "policy", "action", "dry_run"),
 		dials: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name:    "culvert_dial_duration_seconds",
 			Help:    "Duration of one dial of one endpoint. result is ok or failed.",
@@ -67,7 +70,7 @@ func New() *Metrics {
 		}, []string{"version", "goversion"}),
 	}
 	m.registry.MustRegister(
-		m.requests, m.refused, &m.open, m.dialFailures, m.dials, m.noPort, m.tunnels, m.preamble,
+		m.requests, m.refused, &m.open, m.dialFailures, m.policies, m.dials, m.noPort, m.tunnels, m.preamble,
 		m.build,
 		// What the last collection found in use, besides the usual: the heap's
 		// size also counts what is garbage and what is set aside.

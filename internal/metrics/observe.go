@@ -13,6 +13,7 @@ import (
 // Limits of the label values.
 const (
 	MaxServices = 10_000 // services with time series of their own
+	maxPolicies = 1_000  // policies with time series of their own; the others become "other"
 	maxProtos   = 32     // protocols; the others become ""
 	maxLabel    = 253    // bytes of a label value
 	otherName   = "other"
@@ -29,6 +30,7 @@ func (m *Metrics) Observe(o *tunnel.Outcome) {
 	m.preamble.Observe(o.Waited.Seconds())
 	s := m.service(o.Service)
 	m.request(o.Proto, s.name, reason).Inc()
+	m.policy(o.Policy, "false")
 	for i := range o.Attempts {
 		a := &o.Attempts[i]
 		if a.Err == nil {
@@ -48,6 +50,40 @@ func (m *Metrics) Observe(o *tunnel.Outcome) {
 	}
 }
 
+// policy counts d, the decision of a policy, and what those in dry run would have done.
+func (m *Metrics) policy(d *tunnel.PolicyDecision, dryRun string) {
+	if d == nil {
+		return
+	}
+	if d.Policy != "" {
+		name, action := m.policyName(d.Policy), "deny"
+		if d.Allowed {
+			action = "allow"
+		}
+		m.policies.WithLabelValues(name, action, dryRun).Inc()
+	}
+	m.policy(d.DryRun, "true")
+}
+
+// policyName returns the name of a policy as a label value.
+func (m *Metrics) policyName(name string) string {
+	name = label(name)
+	c := &m.children
+	c.mu.RLock()
+	_, ok := c.policies[name]
+	c.mu.RUnlock()
+	if ok {
+		return name
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if _, ok := c.policies[name]; !ok && len(c.policies) >= maxPolicies {
+		return otherName
+	}
+	c.policies[name] = struct{}{}
+	return name
+}
+
 // reason returns r as a label value: "" unless it is one of tunnel.Reasons.
 func (m *Metrics) reason(r tunnel.Reason) string {
 	if _, ok := m.reasons[r]; ok {
@@ -63,6 +99,7 @@ type children struct {
 	requests map[key]prometheus.Counter
 	failures map[key]prometheus.Counter // of dials; the key has no proto
 	protos   map[string]struct{}
+	policies map[string]struct{}
 }
 
 // A key is a set of label values.
@@ -81,6 +118,7 @@ func (c *children) init() {
 	c.requests = make(map[key]prometheus.Counter)
 	c.failures = make(map[key]prometheus.Counter)
 	c.protos = make(map[string]struct{})
+	c.policies = make(map[string]struct{})
 }
 
 // service finds or makes the service called name. Requests without a route

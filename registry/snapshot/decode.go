@@ -156,7 +156,7 @@ type decoder struct {
 func (d *decoder) add(l *record, first bool) (err error) {
 	var set []string
 	for what, is := range map[string]bool{
-		"state": l.Head != nil, "source": l.Source != nil, "network": l.Network != nil, "service": l.Service != nil, "endpoints": l.Endpoints != nil,
+		"state": l.Head != nil, "source": l.Source != nil, "network": l.Network != nil, "policy": l.Policy != nil, "service": l.Service != nil, "endpoints": l.Endpoints != nil,
 		"listener": l.Listener != nil, "section": l.Section != nil, "rule": l.Rule != nil,
 	} {
 		if is {
@@ -193,6 +193,8 @@ func (d *decoder) add(l *record, first bool) (err error) {
 			}
 		}
 		d.at.Networks = append(d.at.Networks, *l.Network)
+	case l.Policy != nil:
+		d.at.Policies = append(d.at.Policies, l.Policy)
 	case l.Service != nil:
 		if len(l.Service.Endpoints) > 0 {
 			return errors.New("a service has endpoints in its own record")

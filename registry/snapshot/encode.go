@@ -15,6 +15,7 @@ import (
 	"slices"
 	"time"
 
+	"culvert.dev/policy"
 	"culvert.dev/registry"
 )
 
@@ -47,6 +48,7 @@ type record struct {
 	Head      *head               `json:"state,omitempty"`
 	Source    *source             `json:"source,omitempty"`
 	Network   *registry.Network   `json:"network,omitempty"`
+	Policy    *policy.Policy      `json:"policy,omitempty"`
 	Service   *service            `json:"service,omitempty"`
 	Endpoints []registry.Endpoint `json:"endpoints,omitempty"`
 	Listener  *registry.Listener  `json:"listener,omitempty"`
@@ -178,6 +180,11 @@ func (e *encoder) source(name string, s *savedSnapshot) error {
 	}
 	for i := range s.Networks {
 		if err := e.write(&record{Network: &s.Networks[i]}); err != nil {
+			return err
+		}
+	}
+	for _, p := range s.Policies {
+		if err := e.write(&record{Policy: p}); err != nil {
 			return err
 		}
 	}

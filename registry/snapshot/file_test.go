@@ -89,6 +89,8 @@ func (f *filler) fill(v reflect.Value) {
 		v.SetBool(true)
 	case reflect.Int, reflect.Int64:
 		v.SetInt(int64(f.n))
+	case reflect.Uint8: // a word
+		v.SetUint(1)
 	case reflect.Uint16, reflect.Uint32:
 		v.SetUint(uint64(f.n))
 	default:
@@ -292,7 +294,7 @@ func TestBadFiles(t *testing.T) {
 		"a line less":       {bytes.Join(append(bytes.SplitAfter(good, []byte("\n"))[:2:2], bytes.SplitAfter(good, []byte("\n"))[3:]...), nil), "lines and has"},
 		"more behind":       {append(bytes.Clone(good), good...), "continues after its end"},
 		"unknown key":       {withChecksum(headerLine(), sourceLine, `{"service":{"name":"x","deny":true}}`), `line 3: json: unknown field "deny"`},
-		"unknown line":      {withChecksum(headerLine(), sourceLine, `{"policy":{}}`), `unknown field "policy"`},
+		"unknown line":      {withChecksum(headerLine(), sourceLine, `{"grant":{}}`), `unknown field "grant"`},
 		"two in one":        {withChecksum(headerLine(), sourceLine, `{"section":{},"rule":{}}`), "2 known keys, not one: rule, section"},
 		"none in one":       {withChecksum(headerLine(), sourceLine, `{}`), "0 known keys"},
 		"two objects":       {withChecksum(headerLine(), sourceLine, `{"service":{}} {"service":{}}`), "line 3 has more than one object"},
