@@ -18,7 +18,7 @@ import (
 var rendered embed.FS
 
 // Profiles are the names of the kinds of installation; the first is the default.
-var Profiles = []string{"default", "daemonset", "dns", "gateway-api", "out-of-cluster"}
+var Profiles = []string{"default", "daemonset", "dns", "gateway-api", "authorization", "out-of-cluster"}
 
 // Settings are what an installation may have otherwise than the chart's values.
 // An empty string keeps the chart's.
@@ -113,7 +113,7 @@ func (s Settings) edit(objects []Object) error {
 		}
 		name := o.Name()
 		objects[i] = s.renamed("", map[string]any(o)).(map[string]any)
-		if o.Kind() == "GatewayClass" { // Gateways name it, whatever the release is called
+		if o.Kind() == "GatewayClass" || o.Kind() == "CustomResourceDefinition" { // they are called so whatever the release is
 			objects[i].at("metadata")["name"] = name
 		}
 	}

@@ -22,6 +22,10 @@ type Workload struct {
 	Namespace      string
 	ServiceAccount string            `json:",omitzero"`
 	Labels         map[string]string `json:",omitzero"`
+
+	// Unknown says that the endpoint belongs to a workload of Namespace whose labels are
+	// not known. Where policies select workloads of it, such an endpoint serves nobody.
+	Unknown bool `json:",omitzero"`
 }
 
 // A Compiler makes the Sets of a table. Targets that are selected by the same policies
@@ -157,6 +161,10 @@ func (c *Compiler) Set(t *Target) *Set {
 	for _, i := range c.found {
 		key = binary.LittleEndian.AppendUint32(key, uint32(i))
 	}
+	unknown := c.unknown(t)
+	if unknown != nil {
+		key = append(key, "unknown"...)
+	}
 	if s, ok := c.sets[string(key)]; ok {
 		return s
 	}
@@ -164,9 +172,26 @@ func (c *Compiler) Set(t *Target) *Set {
 	for n, i := range c.found {
 		selected[n] = selection{Policy: c.policies[i>>1].Policy, byName: i&1 != 0}
 	}
+	if unknown != nil {
+		selected = append(selected, selection{Policy: unknown})
+	}
 	s, _ := compile(selected, c.networkOf) // Errors has them
 	c.sets[string(key)] = s
 	return s
+}
+
+// unknown returns a policy that denies everybody if those that were found select t by
+// labels that are not known, and nil if not.
+func (c *Compiler) unknown(t *Target) *Policy {
+	if t.Workload == nil || !t.Workload.Unknown {
+		return nil
+	}
+	for _, i := range c.found {
+		if p := c.policies[i>>1]; p.Targets.Workloads != nil && !p.DryRun {
+			return &Policy{Name: p.Name, Origin: p.Origin, Invalid: "it selects workloads by labels, and those of the endpoint are not known"}
+		}
+	}
+	return nil
 }
 
 // consider adds those of list to found that select t.
@@ -198,7 +223,7 @@ func (p *compilerPolicy) selects(t *Target) (selected, byName bool) {
 	case x.Routes != nil && (t.Route == "" || !slices.Contains(x.Routes, t.Route)):
 		return false, false
 	case x.Workloads != nil:
-		if t.Workload == nil || !x.Workloads.matches(t.Workload.Labels) {
+		if t.Workload == nil || !t.Workload.Unknown && !x.Workloads.matches(t.Workload.Labels) {
 			return false, false
 		}
 		namespace = t.Workload.Namespace

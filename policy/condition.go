@@ -96,7 +96,7 @@ type condition struct {
 // holds reports whether e holds for c. Without identities it leaves out what the
 // source says of them.
 func (e *condition) holds(c *caller, identities bool) bool {
-	if e.listeners != nil && !slices.Contains(e.listeners, c.req.Listener) {
+	if e.listeners != nil && !slices.ContainsFunc(e.listeners, func(l string) bool { return onListener(l, c.req.Listener) }) {
 		return false
 	}
 	if e.names != nil && !matchesAny(e.names, c.req.Name) {

@@ -36,7 +36,7 @@ type Targets struct {
 
 	Services   []string `json:",omitzero"` // names of services, as logs and explain have them
 	Namespaces []string `json:",omitzero"` // of services and workloads
-	Listeners  []string `json:",omitzero"` // names of listeners, or of sections of one, that the request came by
+	Listeners  []string `json:",omitzero"` // names of listeners, or of sections of one, that the request came by; "gateway/shop/edge/*" has all sections below
 	Routes     []string `json:",omitzero"` // names of rules of listeners that lead to the service
 
 	// Workloads selects endpoints by the labels of their workloads; nil means the whole

@@ -161,7 +161,7 @@ func (o *decider) decide(c *caller) *Decision {
 	}
 	f := o.flags
 	if len(o.scoped) > 0 {
-		if more, ok := o.scoped[c.req.Listener]; ok {
+		if more, ok := o.flagsOn(c.req.Listener); ok {
 			f = f.with(more)
 		}
 	}
@@ -209,6 +209,7 @@ func (o *decider) compile(policies []selection, networkOf NetworkOf) {
 			if o.scoped == nil {
 				o.scoped = map[string]flags{}
 			}
+			name = scope(name)
 			before, ok := o.scoped[name]
 			if !ok {
 				before = noFlags

@@ -76,6 +76,7 @@ func TestEveryVariantHasItsObjects(t *testing.T) {
 		{"gatewayAPI.enabled=true", "gatewayAPI"}, {"multiCluster.enabled=true", "multiCluster"},
 		{"gateway.hostNetwork=true", "hostNetwork"}, {"serviceMonitor.enabled=true", "monitor"}, {"discovery.clusters=remote", "clusters"},
 		{"gateway.autoscaling.enabled=true", "autoscaling"},
+		{"authorizationPolicies.enabled=true", "policies"},
 	}
 	for bits := range 1 << len(features) {
 		if n := mathbits.OnesCount(uint(bits)); n > 2 && n < len(features) {
@@ -93,6 +94,9 @@ func TestEveryVariantHasItsObjects(t *testing.T) {
 			want = append(want, "DaemonSet culvert")
 		} else {
 			want = append(want, "Deployment culvert")
+		}
+		if on["policies"] {
+			want = append(want, "CustomResourceDefinition authorizationpolicies.policy.culvert.dev", "CustomResourceDefinition clusterauthorizationpolicies.policy.culvert.dev")
 		}
 		accounts := []string{"culvert-system:culvert"}
 		if on["dns"] {
@@ -166,7 +170,7 @@ func whole(t *testing.T, objects []culvert.Object) {
 		if at(o, "metadata", "labels", "app.kubernetes.io/name") != "culvert" {
 			t.Errorf("%s %s has no labels", o.Kind(), o.Name())
 		}
-		if namespaced := o.Namespace() != ""; namespaced == slices.Contains([]string{"ClusterRole", "ClusterRoleBinding", "GatewayClass"}, o.Kind()) {
+		if namespaced := o.Namespace() != ""; namespaced == slices.Contains([]string{"ClusterRole", "ClusterRoleBinding", "GatewayClass", "CustomResourceDefinition"}, o.Kind()) {
 			t.Errorf("%s %s is in namespace %q", o.Kind(), o.Name(), o.Namespace())
 		}
 		switch o.Kind() {

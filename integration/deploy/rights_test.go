@@ -87,6 +87,9 @@ func TestRightsAreTheLeast(t *testing.T) {
 	definitions := reads("apiextensions.k8s.io/customresourcedefinitions")
 	const mcs = "multicluster.x-k8s.io/"
 	exports := slices.Concat(reads(mcs+"serviceexports", mcs+"serviceimports"), do("create update delete", mcs+"serviceimports"), do("update", mcs+"serviceexports/status", mcs+"serviceimports/status"))
+	const authz = "policy.culvert.dev/"
+	policies := slices.Concat(do("get list watch", authz+"authorizationpolicies"), do("update", authz+"authorizationpolicies/status"), reads("/pods"))
+	ofCluster := slices.Concat(do("get list watch", authz+"clusterauthorizationpolicies"), do("update", authz+"clusterauthorizationpolicies/status"))
 	for _, tt := range []struct {
 		name, account string
 		sets          []string
@@ -103,6 +106,10 @@ func TestRightsAreTheLeast(t *testing.T) {
 		{"Gateway API leaves DNS alone", "culvert-dns", []string{"gatewayAPI.enabled=true", "dns.enabled=true"}, [][]string{services, cluster}},
 		{"multi-cluster", "culvert", []string{"multiCluster.enabled=true"}, [][]string{services, cluster, events, lease, exports, definitions}},
 		{"multi-cluster of DNS", "culvert-dns", []string{"multiCluster.enabled=true", "dns.enabled=true"}, [][]string{services, cluster, reads(mcs+"serviceexports", mcs+"serviceimports"), definitions}},
+		{"policies", "culvert", []string{"authorizationPolicies.enabled=true"}, [][]string{services, cluster, events, lease, policies, ofCluster, definitions}},
+		{"policies alone", "culvert", []string{"authorizationPolicies.enabled=true", "discovery.enabled=false"}, [][]string{services, reads("/namespaces"), events, lease, policies, ofCluster, definitions}},
+		{"policies of a namespace", "culvert", []string{"authorizationPolicies.enabled=true", "namespaces=[shop]"}, [][]string{in("shop", slices.Concat(services, events, policies)...), do("list watch", "/namespaces [shop]"), reads("/nodes"), lease, ofCluster, definitions}},
+		{"policies leave DNS alone", "culvert-dns", []string{"authorizationPolicies.enabled=true", "dns.enabled=true"}, [][]string{services, cluster}},
 		{"a namespace", "culvert", []string{"namespaces=[shop]", "gatewayAPI.enabled=true"},
 			[][]string{in("shop", slices.Concat(services, events, gatewayAPI)...), cluster, class, lease}},
 		{"two namespaces", "culvert", []string{"namespaces=[shop, stock]"}, [][]string{in("shop", slices.Concat(services, events)...), in("stock", slices.Concat(services, events)...), named, reads("/nodes"), lease}},

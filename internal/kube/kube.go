@@ -32,6 +32,7 @@ import (
 	"culvert.dev/internal/kube/discovery"
 	"culvert.dev/internal/kube/endpoints"
 	"culvert.dev/internal/kube/gatewayapi"
+	"culvert.dev/internal/kube/policy"
 	"culvert.dev/internal/kube/watch"
 	"culvert.dev/registry"
 	"culvert.dev/registry/snapshot"
@@ -50,6 +51,7 @@ type Config struct {
 	Discovery    *Discovery  // nil means that no services are discovered
 	GatewayAPI   *GatewayAPI // nil means that no Gateways are served
 	MultiCluster bool        // ServiceExports are served, and ServiceImports written
+	Policies     *Policies   // nil means that AuthorizationPolicies are not read
 
 	Lease Object // of the replica that writes; zero means that this process never does
 
@@ -84,6 +86,11 @@ type GatewayAPI struct {
 	Service    Object       // or whose addresses; zero means none's
 
 	InfrastructureKeys []string // of gatewayapi.Settings
+}
+
+// Policies says how AuthorizationPolicies and ClusterAuthorizationPolicies are read.
+type Policies struct {
+	TrustDomains []string // of the cluster's workloads, whose ServiceAccounts policies name
 }
 
 // A Gateway opens the listeners of the sources.
@@ -173,6 +180,11 @@ func newOf(cfg Config, c *rest.Config) (*Kube, error) {
 			return nil, err
 		}
 	}
+	if cfg.Policies != nil {
+		if err := k.authorize(cfg.Policies); err != nil {
+			return nil, err
+		}
+	}
 	return k, nil
 }
 
@@ -244,7 +256,7 @@ func (k *Kube) serve(api *GatewayAPI) error {
 		InfrastructureKeys: api.InfrastructureKeys,
 	}
 	if d := k.cfg.Discovery; d != nil { // where we are is said there
-		settings.Zone, settings.Prefer = d.Zone, d.Prefer
+		settings.Zone, settings.Prefer, settings.Refuses = d.Zone, d.Prefer, d.Rules.Refuses
 		settings.Network, settings.Cluster, settings.Mesh = cmp.Or(d.Network, k.cfg.Cluster), k.cfg.Cluster, k.cfg.Mesh
 		if d.Prefer == discovery.PreferBoth {
 			settings.Prefer = "" // that is for DNS: a pod has one share of a route's connections
@@ -259,6 +271,26 @@ func (k *Kube) serve(api *GatewayAPI) error {
 		return err
 	}
 	k.add(c, "gateway-api", printed(api)+" "+settings.Network, func() []string { return []string{"gateway-api"} })
+	return nil
+}
+
+// authorize adds the source of policies. Until they have been read once, or were in the state of the
+// last process, every request is denied.
+func (k *Kube) authorize(p *Policies) error {
+	cfg := policy.Config{
+		Settings: policy.Settings{Cluster: k.cfg.Cluster, TrustDomains: p.TrustDomains},
+		REST:     k.rest, Pulse: k.pulse, Definitions: k.defs, Namespaces: k.cfg.Namespaces, Leads: k.leads.Load, Log: k.cfg.Log,
+	}
+	if k.slices != nil {
+		cfg.SelectPods, cfg.PodsKnown = k.slices.SelectPods, k.slices.PodsKnown
+	}
+	src, err := policy.New(cfg)
+	if err != nil {
+		return err
+	}
+	k.add(src, "policies", printed(p), func() []string { return []string{policy.Name} })
+	last := len(k.sources) - 1
+	k.sources[last] = policy.Guard(k.sources[last])
 	return nil
 }
 
@@ -308,7 +340,7 @@ func (k *Kube) Start(ctx context.Context, g Gateway) (stop func()) {
 	if k.slices != nil {
 		running.Go(func() { k.slices.Run(ctx) })
 	}
-	if k.cfg.GatewayAPI != nil || k.set != nil {
+	if k.cfg.GatewayAPI != nil || k.cfg.Policies != nil || k.set != nil {
 		running.Go(func() { k.defs.Run(ctx) })
 	}
 	if k.set != nil {

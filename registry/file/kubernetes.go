@@ -24,6 +24,8 @@ type Kubernetes struct {
 	GatewayAPI   *GatewayAPI `yaml:"gatewayAPI"`   // nil means that nothing is served of it
 	MultiCluster bool        `yaml:"multiCluster"` // ServiceExports are taken up, and ServiceImports kept
 
+	AuthorizationPolicies *AuthorizationPolicies `yaml:"authorizationPolicies"` // nil means that those of Kubernetes are not read
+
 	Leader Object `yaml:"leader" as:"object" default:"culvert-system/culvert"` // of the Lease among those who write statuses
 
 	// State is the beginning of the paths of files that keep what was learnt, for a
@@ -87,6 +89,16 @@ type GatewayAPI struct {
 	// infrastructure that ServiceAccounts of Gateways may have, beside those without a domain.
 	InfrastructureKeys []string `yaml:"infrastructureKeys" as:"keyPattern" empty:"leave the key out"`
 }
+
+// AuthorizationPolicies says how those of Kubernetes are read.
+type AuthorizationPolicies struct {
+	// TrustDomains are those of the workloads of the cluster, whose ServiceAccounts
+	// policies name; empty means cluster.local.
+	TrustDomains []string `yaml:"trustDomains" what:"a trust domain" as:"trustDomain" empty:"leave the key out for cluster.local"`
+}
+
+// DefaultTrustDomain is that of clusters whose mesh was told no other.
+const DefaultTrustDomain = "cluster.local"
 
 // A PublicAddress is an address to listen at, and what others know it by.
 type PublicAddress struct {
@@ -163,7 +175,10 @@ func (d *decoder) checkKubernetes() {
 	if k == nil || at.Kind != yaml.MappingNode {
 		return
 	}
-	if k.Discovery == nil && k.GatewayAPI == nil {
+	if p := k.AuthorizationPolicies; p != nil && len(p.TrustDomains) == 0 {
+		p.TrustDomains = []string{DefaultTrustDomain}
+	}
+	if k.Discovery == nil && k.GatewayAPI == nil && k.AuthorizationPolicies == nil {
 		d.errorf(at, "add discovery: {}, or gatewayAPI: {}, or both", "kubernetes has nothing to do")
 	}
 	if k.MultiCluster && k.Discovery == nil {

@@ -21,7 +21,8 @@ func newInstall() *cobra.Command {
 		Short: "Print the manifests that install culvert in Kubernetes",
 		Long: `Install prints the manifests that the Helm chart makes for a profile: the
 gateway, its permissions and its Service; with the profile "dns" a DNS server
-too, with "gateway-api" a GatewayClass, with "daemonset" a gateway on the network
+too, with "gateway-api" a GatewayClass, with "authorization" the enforcement of
+AuthorizationPolicies and their CRDs, with "daemonset" a gateway on the network
 of each node, and with "out-of-cluster" the permissions alone. It does not write
 to a cluster: kubectl applies what it prints.
 
@@ -38,7 +39,7 @@ All other settings are values of the chart: install it with Helm to change them.
 	s := &o.settings
 	f.BoolVar(&o.dryRun, "dry-run", false, "required; nothing is applied to the cluster")
 	f.StringVarP(&o.output, "output", "o", "yaml", "yaml or json")
-	f.StringVar(&s.Profile, "profile", deploy.Profiles[0], "default, daemonset, dns, gateway-api or out-of-cluster")
+	f.StringVar(&s.Profile, "profile", deploy.Profiles[0], "default, daemonset, dns, gateway-api, authorization or out-of-cluster")
 	f.StringVar(&s.Name, "name", "culvert", "release name, the prefix of object names")
 	f.StringVarP(&s.Namespace, "namespace", "n", "culvert-system", "target namespace")
 	f.BoolVar(&s.CreateNamespace, "create-namespace", false, "also print the namespace, with the Pod Security labels it needs")

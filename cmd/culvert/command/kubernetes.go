@@ -52,5 +52,8 @@ func kubeConfig(c *file.Config, log *slog.Logger) kube.Config {
 			}
 		}
 	}
+	if p := f.AuthorizationPolicies; p != nil {
+		cfg.Policies = &kube.Policies{TrustDomains: p.TrustDomains}
+	}
 	return cfg
 }

@@ -36,6 +36,7 @@ var Profiles = []struct {
 	{"daemonset", "overlays/daemonset", []string{"gateway.kind=DaemonSet", "gateway.hostNetwork=true", "gateway.service.enabled=false"}},
 	{"dns", "overlays/dns", []string{"dns.enabled=true"}},
 	{"gateway-api", "overlays/gateway-api", []string{"gatewayAPI.enabled=true"}},
+	{"authorization", "overlays/authorization", []string{"authorizationPolicies.enabled=true"}},
 	{"out-of-cluster", "overlays/out-of-cluster", []string{"gateway.enabled=false"}},
 }
 

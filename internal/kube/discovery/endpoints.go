@@ -37,7 +37,7 @@ func (v *view) endpoints(s *service, of []*endpoints.Slice) []registry.Endpoint 
 
 	out := make([]registry.Endpoint, 0, len(targets))
 	for addr, t := range targets {
-		ep := registry.Endpoint{Addr: addr, Zone: t.Zone, Network: v.network, Cluster: v.cluster}
+		ep := registry.Endpoint{Addr: addr, Zone: t.Zone, Network: v.network, Cluster: v.cluster, Workload: t.Workload}
 		if s.headless {
 			ep.Name = t.Host
 		}

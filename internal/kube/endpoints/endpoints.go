@@ -29,7 +29,9 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/types"
 
+	"culvert.dev/policy"
 	"culvert.dev/tunnel"
 )
 
@@ -43,6 +45,9 @@ type Endpoint struct {
 	Zone  string   // that it is in; "" where that is not said
 	Hints []string // the zones that it is for; nil where that is not said
 	State State
+
+	// Workload is who serves it; nil before Store.SelectPods is called.
+	Workload *policy.Workload
 }
 
 // A State is what may be done with an endpoint.
@@ -87,15 +92,20 @@ func Of(e *discoveryv1.Endpoint) (out Endpoint, ok bool) {
 		}
 	}
 	if t := e.TargetRef; t != nil {
-		h := fnv.New64a()
 		if t.UID != "" {
-			h.Write([]byte(t.UID))
+			out.Pod = podID(t.UID)
 		} else {
-			h.Write([]byte(t.Kind + "/" + t.Namespace + "/" + t.Name))
+			out.Pod = podID(types.UID(t.Kind + "/" + t.Namespace + "/" + t.Name))
 		}
-		out.Pod = h.Sum64()
 	}
 	return out, true
+}
+
+// podID returns the Endpoint.Pod of a pod.
+func podID(uid types.UID) uint64 {
+	h := fnv.New64a()
+	h.Write([]byte(uid))
+	return h.Sum64()
 }
 
 func stateOf(c discoveryv1.EndpointConditions) State {

@@ -32,6 +32,7 @@ type Config struct {
 // received before.
 type Store struct {
 	scopes []Scope
+	pods   *pods
 
 	mu     sync.RWMutex // guards the rest
 	slices map[types.NamespacedName]*Slice
@@ -70,6 +71,7 @@ func NewStore(cfg Config) *Store {
 			Store: s, Transform: transform, Pulse: cfg.Pulse, OnChange: s.stateChanged, Without: "endpoints of services", Log: cfg.Log,
 		})})
 	}
+	s.newPods(cfg, namespaces)
 	return s
 }
 
@@ -79,6 +81,7 @@ func (s *Store) Run(ctx context.Context) {
 	for _, sc := range s.scopes {
 		running.Go(func() { sc.Run(ctx) })
 	}
+	running.Go(func() { s.pods.run(ctx) })
 	running.Wait()
 }
 
@@ -168,9 +171,13 @@ func (s *Store) Apply(changed []any, gone []types.NamespacedName) {
 // difference. mu is held.
 func (s *Store) set(name types.NamespacedName, next *Slice) (owners []Owner) {
 	before := s.slices[name]
+	if next != nil {
+		next = s.labelled(name.Namespace, next)
+	}
 	if before == next || before != nil && next != nil && before.equal(next) {
 		return nil // something of it changed that is not used, or it was listed again
 	}
+	s.pods.index(name, before, next)
 	if before != nil {
 		delete(s.slices, name)
 		for _, o := range before.Owners {

@@ -117,9 +117,13 @@ func (t *translator) resolve(r *route, ref gwv1.BackendRef) *backend {
 	}
 	b := t.backends[k]
 	if b == nil {
-		if isImport {
+		switch why := t.refused(k); {
+		case why != "":
+			b = &backend{backendKey: k}
+			b.fail(gwv1.RouteReasonRefNotPermitted, "%s may not be exposed: %s", k.targetKey, why)
+		case isImport:
 			b = t.imported(k)
-		} else {
+		default:
 			b = t.served(k)
 		}
 		if b.service != nil {
@@ -128,6 +132,14 @@ func (t *translator) resolve(r *route, ref gwv1.BackendRef) *backend {
 		t.backends[k] = b
 	}
 	return &backend{backendKey: k, portName: b.portName, service: b.service, of: b.of, reason: b.reason, why: b.why, broken: b.broken, skippedEndpoints: b.skippedEndpoints, ignored: b.ignored}
+}
+
+// refused returns why the administrator refuses that k is exposed, or "".
+func (t *translator) refused(k backendKey) string {
+	if t.in.Refuses == nil {
+		return ""
+	}
+	return t.in.Refuses(k.namespace, k.name)
 }
 
 // served resolves a reference to a Service. The port is that of the Service. Its pods may use another
@@ -286,7 +298,7 @@ func (m *memo) forget() {
 // serviceOf makes a service of the table from Slices, with the endpoints that are to be used for a
 // port.
 func serviceOf(k backendKey, port string, of []*endpoints.Slice, c endpoints.Choice) *registry.Service {
-	s := &registry.Service{Name: k.namespace + "/" + k.name, Exposed: true, Origin: k.String()}
+	s := &registry.Service{Name: k.namespace + "/" + k.name, ID: registry.ID{Namespace: k.namespace}, Exposed: true, Origin: k.String()}
 	if k.port > 0 && k.port <= 65535 {
 		s.Ports = []uint16{uint16(k.port)} // the port in requests to a further gateway
 	}
@@ -300,7 +312,7 @@ func serviceOf(k backendKey, port string, of []*endpoints.Slice, c endpoints.Cho
 	}
 	pods := map[netip.Addr]uint64{}
 	c.Choose(parts, func(e *endpoints.Endpoint, port uint16) {
-		s.Endpoints = append(s.Endpoints, registry.Endpoint{Addr: e.Addr, Port: port, Zone: e.Zone})
+		s.Endpoints = append(s.Endpoints, registry.Endpoint{Addr: e.Addr, Port: port, Zone: e.Zone, Workload: e.Workload})
 		if pod := pods[e.Addr]; pod == 0 || e.Pod != 0 && e.Pod < pod {
 			pods[e.Addr] = e.Pod // the same of two slices that differ, in any order
 		}

@@ -105,6 +105,10 @@ type Settings struct {
 
 	// Namespaces are the only ones that are looked at; empty means all.
 	Namespaces []string
+
+	// Refuses returns why the administrator refuses that a Service or ServiceImport is exposed, or
+	// "". Nil refuses none.
+	Refuses func(namespace, name string) string
 }
 
 // An Address is one that listeners may have.

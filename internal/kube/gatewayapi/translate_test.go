@@ -82,6 +82,19 @@ spec: {type: ExternalName, externalName: evil.example, ports: [{port: 443}]}
 			TLSRoute a/r edge ResolvedRefs=False/InvalidKind
 			rule gateway/a/edge/tls tlsroute/a/r [abc.example.com] 1:broken
 		`},
+		{"the administrator refuses the Service", edge(passthrough) + testRoute("TLSRoute", "r", "abc.example.com", "{name: web, port: 443}"),
+			func(in *Inputs) {
+				in.Refuses = func(namespace, name string) string {
+					if namespace+"/"+name == "a/web" {
+						return "the administrator denies \"a/*\""
+					}
+					return ""
+				}
+			}, `
+			TLSRoute a/r edge Accepted=True/Accepted
+			TLSRoute a/r edge ResolvedRefs=False/RefNotPermitted
+			rule gateway/a/edge/tls tlsroute/a/r [abc.example.com] 1:broken
+		`},
 		{"only an HTTP listener", edge("  - {name: http, port: 80, protocol: HTTP}\n") + testRoute("TLSRoute", "r", "abc.example.com", "{name: web, port: 443}"), nil, `
 			TLSRoute a/r edge Accepted=False/NotAllowedByListeners
 			listener a/edge http kinds=HTTPRoute attached=0

@@ -69,6 +69,13 @@
 {{- end -}}
 {{- $_ := set (index $c "kubernetes") "gatewayAPI" $g -}}
 {{- end -}}
+{{- if $v.authorizationPolicies.enabled -}}
+{{- $p := dict -}}
+{{- with $v.authorizationPolicies.trustDomains -}}
+{{- $_ := set $p "trustDomains" . -}}
+{{- end -}}
+{{- $_ := set (index $c "kubernetes") "authorizationPolicies" $p -}}
+{{- end -}}
 {{- include "culvert.merge" (list $c (deepCopy $v.config)) -}}
 {{- include "culvert.merge" (list $c (deepCopy $v.gateway.config)) -}}
 {{- toYaml $c -}}

@@ -47,7 +47,7 @@ app.kubernetes.io/part-of: culvert
 
 {{/* Whether anything is learnt from Kubernetes. */}}
 {{- define "culvert.kubernetes" -}}
-{{- if or .Values.discovery.enabled .Values.gatewayAPI.enabled -}}true{{- end -}}
+{{- if or .Values.discovery.enabled .Values.gatewayAPI.enabled .Values.authorizationPolicies.enabled -}}true{{- end -}}
 {{- end -}}
 
 {{/* What pods of a component share. Of (list $ component values). */}}

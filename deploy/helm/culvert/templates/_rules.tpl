@@ -64,6 +64,18 @@ namespaces of values where there are any, and else in the whole cluster.
   resources: [serviceimports]
   verbs: [list, watch]
 {{- end }}
+{{- if .Values.authorizationPolicies.enabled }}
+- apiGroups: [policy.culvert.dev]
+  resources: [authorizationpolicies]
+  verbs: [get, list, watch]
+- apiGroups: [policy.culvert.dev]
+  resources: [authorizationpolicies/status]
+  verbs: [update]
+# Labels of what policies select.
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [list, watch]
+{{- end }}
 {{- if .Values.multiCluster.enabled }}
 - apiGroups: [multicluster.x-k8s.io]
   resources: [serviceexports]
@@ -101,6 +113,20 @@ namespaces of values where there are any, and else in the whole cluster.
 - apiGroups: [apiextensions.k8s.io]
   resources: [customresourcedefinitions]
   verbs: [get, list, watch]
+{{- end }}
+{{- if .Values.authorizationPolicies.enabled }}
+- apiGroups: [policy.culvert.dev]
+  resources: [clusterauthorizationpolicies]
+  verbs: [get, list, watch]
+- apiGroups: [policy.culvert.dev]
+  resources: [clusterauthorizationpolicies/status]
+  verbs: [update]
+{{- if not .Values.gatewayAPI.enabled }}
+# When the CRDs of policies are installed.
+- apiGroups: [apiextensions.k8s.io]
+  resources: [customresourcedefinitions]
+  verbs: [list, watch]
+{{- end }}
 {{- end }}
 {{- end -}}
 
