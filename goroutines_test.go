@@ -14,7 +14,7 @@ import (
 // outside are the packages that read what strangers send, or that serve who
 // reads it.
 var outside = []string{
-	"internal/admin", "connect", "connect/connectudp", "connect/internal/mux", "connect/h2", "connect/h3", "connect/hbone", "connect/proxyproto", "connect/socks5", "connect/ws", "dns", "identity/jwt", "identity/spiffe", "internal/gateway", "internal/gateway/inbound", "internal/gateway/upstream", "internal/names",
+	"internal/admin", "connect", "connect/connectudp", "connect/internal/mux", "connect/h2", "connect/h3", "connect/hbone", "connect/proxyproto", "connect/socks5", "connect/ws", "dns", "identity/jwt", "identity/spiffe", "internal/gateway", "internal/gateway/inbound", "internal/gateway/upstream", "internal/names", "identity/bundle",
 	"registry", "registry/checks", "sni", "internal/termination", "tunnel", "tunnel/internal/poll", "tunnel/internal/relay", "internal/udp",
 }
 
@@ -33,6 +33,8 @@ var uncaught = map[string]string{
 	"dns/udp.go Server.ServeUDP":                                          "begin and done recover for each message, and what is left is to write the answer",
 	"dns/udp.go udpServer.read":                                           "finish and done recover, and what is left is to write the answer",
 	"identity/jwt/tokens.go Tokens.Run":                                   "fetch recovers, and the rest is the list of those that wait",
+	"identity/bundle/serve.go Server.Serve":                               "stops a server",
+	"identity/bundle/source.go Source.Run":                                "ask recovers, and the rest compares times",
 	"identity/spiffe/source.go Source.Run":                                "read recovers, and the rest compares times",
 	"internal/gateway/inbound/datagrams.go Socket.Serve":                  "runs a server, which recovers for each connection",
 	"internal/gateway/http3.go http3Sockets.shutdown":                     "stops servers",
