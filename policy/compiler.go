@@ -10,7 +10,8 @@ import (
 
 // A Target is what policies can select: a service, or one endpoint of it.
 type Target struct {
-	Service   string
+	Service   string // its name in logs
+	ID        string // and the one in its namespace, which Targets.Services may have, too; "" for none
 	Namespace string
 	Names     []tunnel.Pattern // by which clients ask for it
 	Route     string           // the rule of a listener that leads to it; "" for none
@@ -129,6 +130,9 @@ func (c *Compiler) Set(t *Target) *Set {
 	c.found = c.found[:0]
 	c.consider(c.rest, t)
 	c.consider(c.byService[t.Service], t)
+	if t.ID != "" {
+		c.consider(c.byService[t.ID], t)
+	}
 	if t.Route != "" {
 		c.consider(c.byRoute[t.Route], t)
 	}
@@ -218,7 +222,7 @@ func (p *compilerPolicy) selects(t *Target) (selected, byName bool) {
 	x := &p.Targets
 	namespace := t.Namespace
 	switch {
-	case x.Services != nil && !slices.Contains(x.Services, t.Service):
+	case x.Services != nil && !slices.Contains(x.Services, t.Service) && (t.ID == "" || !slices.Contains(x.Services, t.ID)):
 		return false, false
 	case x.Routes != nil && (t.Route == "" || !slices.Contains(x.Routes, t.Route)):
 		return false, false

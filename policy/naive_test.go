@@ -74,7 +74,7 @@ func (w *world) selects(t *policy.Targets) (ok, part bool) {
 			}
 		}
 	}
-	if !in(t.Services, w.target.Service) || !in(t.Namespaces, namespace) || !in(t.Listeners, w.req.Listener) || t.Routes != nil && (w.target.Route == "" || !in(t.Routes, w.target.Route)) {
+	if !in(t.Services, w.target.Service) || !in(t.Namespaces, namespace) || !in(t.Listeners, w.req.Listener) && !in(t.Listeners, w.req.Listener[:strings.LastIndexByte(w.req.Listener, '/')+1]+"*") || t.Routes != nil && (w.target.Route == "" || !in(t.Routes, w.target.Route)) {
 		return false, false
 	}
 	if t.Names == nil {

@@ -34,7 +34,7 @@ type Targets struct {
 	// the names of the Policy.
 	Names []string `json:",omitzero"`
 
-	Services   []string `json:",omitzero"` // names of services, as logs and explain have them
+	Services   []string `json:",omitzero"` // names of services: those that logs have, or those in their namespaces
 	Namespaces []string `json:",omitzero"` // of services and workloads
 	Listeners  []string `json:",omitzero"` // names of listeners, or of sections of one, that the request came by; "gateway/shop/edge/*" has all sections below
 	Routes     []string `json:",omitzero"` // names of rules of listeners that lead to the service

@@ -64,7 +64,7 @@ func (d dice) source() policy.Source {
 func (d dice) policy(i int) *policy.Policy {
 	p := &policy.Policy{
 		Name: "p" + string(rune('a'+i)), Tier: policy.Tier(d.IntN(3)), Action: policy.Action(d.IntN(2)), DryRun: d.IntN(5) == 0,
-		Targets: policy.Targets{Names: d.some(names...), Services: d.some("db", "web"), Namespaces: d.some("shop", "pay"), Listeners: d.some(":443", ":80"), Routes: nil},
+		Targets: policy.Targets{Names: d.some(names...), Services: d.some("db", "web"), Namespaces: d.some("shop", "pay"), Listeners: d.some(":443", ":80", "edge/https", "edge/*"), Routes: nil},
 	}
 	if d.IntN(8) == 0 {
 		p.Targets.Routes = d.some("r1", "r2")
@@ -121,7 +121,7 @@ func (d dice) peer() tunnel.Peer {
 func (d dice) world() *world {
 	w := &world{
 		req: &tunnel.Request{
-			Proto: d.one("sni", "connect"), Listener: d.one(":443", ":80"), Peer: d.peer(), DeferIdentity: d.IntN(3) == 0,
+			Proto: d.one("sni", "connect"), Listener: d.one(":443", ":80", "edge/https", "edge/tls"), Peer: d.peer(), DeferIdentity: d.IntN(3) == 0,
 			Source: netip.AddrPortFrom(netip.MustParseAddr(d.one("10.1.2.3", "10.1.9.9", "10.9.9.9", "192.0.2.1", "2001:db8::1", "2001:db9::1")), 1000),
 		},
 		target: policy.Target{Service: d.one("db", "web"), Namespace: d.one("shop", "pay", "")},

@@ -30,7 +30,7 @@ type decider struct {
 	broken *Decision // what is decided without a look at the request; nil for nothing
 
 	flags  flags            // of policies for all listeners
-	scoped map[string]flags // of policies for one listener
+	scoped map[string]flags // of policies for one listener, or for all of its sections where it ends with a slash
 
 	known        index // for callers with an identity
 	unidentified index // for others: a deny matches whatever identity it asks for, and an allow does not
@@ -287,18 +287,16 @@ func (s *Set) NamesNetworks() bool {
 }
 
 func (s *Set) anySource(is func(*Source) bool) bool {
-	if s == nil {
-		return false
-	}
-	for _, p := range s.selected {
-		if p.DryRun {
-			continue
-		}
-		for _, r := range p.Rules {
-			if r.Sources != nil && slices.ContainsFunc(*r.Sources, func(x Source) bool { return is(&x) }) {
-				return true
-			}
-		}
-	}
-	return false
+	return s != nil && slices.ContainsFunc(s.selected, func(p selection) bool { return !p.DryRun && p.anySource(is) })
+}
+
+// NamesIdentities reports whether p has a condition on the identity of callers.
+func (p *Policy) NamesIdentities() bool {
+	return p.anySource(func(x *Source) bool { return x.namesIdentity() })
+}
+
+func (p *Policy) anySource(is func(*Source) bool) bool {
+	return slices.ContainsFunc(p.Rules, func(r Rule) bool {
+		return r.Sources != nil && slices.ContainsFunc(*r.Sources, func(x Source) bool { return is(&x) })
+	})
 }

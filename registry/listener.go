@@ -56,6 +56,7 @@ type ListenerSettings struct {
 	Auth           *Auth            // of clients that have credentials; nil asks for none
 	ProxyProtocol  []netip.Prefix   // proxies that begin each connection with a PROXY header, alone may connect; empty for none
 	WebSocket      WebSocketOptions // of the protocol "websocket"
+	DeferIdentity  bool             // callers without an identity are left to the service: see tunnel.Request
 }
 
 // ListenerTLS says how a listener ends TLS or QUIC for some names, and what is inside.

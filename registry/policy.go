@@ -75,9 +75,10 @@ func (b *builder) addPolicies(snapshots []Snapshot) {
 // compilePolicies returns the policies of e, which a rule leads to, or none where route
 // is empty.
 func (b *builder) compilePolicies(c *policy.Compiler, e *serviceEntry, route string) policySets {
-	target := policy.Target{Service: e.Name, Namespace: e.ID.Namespace, Names: e.Names, Route: route}
+	target := policy.Target{Service: e.Name, ID: e.ID.Service, Namespace: e.ID.Namespace, Names: e.Names, Route: route}
 	if c.SelectsNames() {
-		target.Names = append(target.Names[:len(target.Names):len(target.Names)], b.meshNames(e)...)
+		target = *PolicyTarget(b.mesh, e.Service)
+		target.Route = route
 	}
 	p := policySets{service: c.Set(&target)}
 	if !c.SelectsWorkloads() {
@@ -105,13 +106,21 @@ func (b *builder) compilePolicies(c *policy.Compiler, e *serviceEntry, route str
 	return p
 }
 
-// meshNames returns the names of e by its ID.
-func (b *builder) meshNames(e *serviceEntry) (names []tunnel.Pattern) {
+// PolicyTarget returns what policies select s by, in a table of m.
+func PolicyTarget(m Mesh, s *Service) *policy.Target {
+	return &policy.Target{
+		Service: s.Name, ID: s.ID.Service, Namespace: s.ID.Namespace,
+		Names: append(s.Names[:len(s.Names):len(s.Names)], m.namesOf(s)...),
+	}
+}
+
+// namesOf returns the names of s by its ID.
+func (m Mesh) namesOf(e *Service) (names []tunnel.Pattern) {
 	if e.ID == (ID{}) {
 		return nil
 	}
 	if e.ID.Cluster != "" {
-		if full, short, err := b.mesh.Names(e.ID); err == nil {
+		if full, short, err := m.Names(e.ID); err == nil {
 			names = append(names, tunnel.Pattern{Suffix: full})
 			if !short.IsZero() {
 				names = append(names, tunnel.Pattern{Suffix: short})
@@ -185,11 +194,12 @@ func (f *match) policyPort(req *tunnel.Request) uint16 {
 
 // authorize decides whether the caller of req may connect to f. It returns nil and nil
 // where no policy is about it. It does not allocate then.
-func (f *match) authorize(req *tunnel.Request) (*tunnel.PolicyDecision, *tunnel.Error) {
+func (f *match) authorize(t *Table, req *tunnel.Request) (*tunnel.PolicyDecision, *tunnel.Error) {
 	p := f.policies
 	if p == nil || p.service == nil && p.workloads == nil {
 		return nil, nil
 	}
+	req = t.deferring(req)
 	port := f.policyPort(req)
 	d, admitted, all := policy.Decision{}, 0, 0
 	if p.workloads == nil {
@@ -205,6 +215,20 @@ func (f *match) authorize(req *tunnel.Request) (*tunnel.PolicyDecision, *tunnel.
 		return route, nil
 	}
 	return route, tunnel.Refusef(tunnel.Denied, "registry: %q is service %q of %s: %s", req.Target(), f.entry.Name, orUnknown(f.entry.Origin), denial(&d, req))
+}
+
+// deferring returns req, or a copy of it where its listener leaves identities to services.
+func (t *Table) deferring(req *tunnel.Request) *tunnel.Request {
+	if req.Peer.Method != "" || req.DeferIdentity || t.listeners == nil {
+		return req
+	}
+	l := t.listeners.byName[req.Listener]
+	if l == nil || l.Settings == nil || !l.Settings.DeferIdentity {
+		return req
+	}
+	deferred := *req
+	deferred.DeferIdentity = true
+	return &deferred
 }
 
 // authorizeEndpoints decides for each endpoint of f, and returns the first decision that
@@ -235,9 +259,9 @@ func (x *resolution) permitted(eps []Endpoint) []Endpoint {
 	if x.policies == nil || x.policies.workloads == nil {
 		return eps
 	}
-	port, kept := x.policyPort(x.req), make([]Endpoint, 0, len(eps))
+	req, port, kept := x.table.deferring(x.req), x.policyPort(x.req), make([]Endpoint, 0, len(eps))
 	for i := range eps {
-		if x.policies.of(&eps[i]).Decide(x.req, port, policy.Connect).Allowed {
+		if x.policies.of(&eps[i]).Decide(req, port, policy.Connect).Allowed {
 			kept = append(kept, eps[i])
 		}
 	}
@@ -301,7 +325,7 @@ func (r *Registry) Recheck(req *tunnel.Request, route *tunnel.Route) error {
 		return nil
 	}
 	for _, f := range s.table.recheckable(req, route) {
-		if _, refusal := f.authorize(req); refusal != nil {
+		if _, refusal := f.authorize(s.table, req); refusal != nil {
 			return refusal
 		}
 		if f.policies.workloads == nil {
@@ -323,7 +347,7 @@ func (x *resolution) permits(ep *tunnel.Endpoint) bool {
 	for i := range x.entry.Endpoints {
 		c := &x.entry.Endpoints[i]
 		same := c.Host != "" && c.Host == ep.Host || c.Addr.IsValid() && c.Addr.Unmap() == ep.Addr.Addr().Unmap()
-		if same && (c.Port == 0 || c.Port == ep.Addr.Port()) && !x.policies.of(c).Decide(x.req, x.policyPort(x.req), policy.Connect).Allowed {
+		if same && (c.Port == 0 || c.Port == ep.Addr.Port()) && !x.policies.of(c).Decide(x.table.deferring(x.req), x.policyPort(x.req), policy.Connect).Allowed {
 			return false
 		}
 	}

@@ -32,7 +32,7 @@ func (r *Registry) Resolve(ctx context.Context, req *tunnel.Request) (tunnel.Rou
 		}
 		return route, refusal
 	}
-	decision, refusal := f.authorize(req)
+	decision, refusal := f.authorize(s.table, req)
 	if refusal != nil {
 		return deniedRoute(s.table, &f, decision), refusal
 	}

@@ -29,6 +29,7 @@ func (d *decoder) check(root *yaml.Node) {
 	d.checkVIPs()
 	d.checkKubernetes()
 	d.checkLoops()
+	d.checkPolicies()
 	if l := d.cfg.Limits; l.ConnectTimeout > l.ConnectTotalTimeout {
 		d.errorf(keyOf(root, "limits"), "connectTotalTimeout covers every attempt: raise it, or lower connectTimeout", "connectTimeout %v is longer than connectTotalTimeout %v", l.ConnectTimeout, l.ConnectTotalTimeout)
 	}

@@ -14,6 +14,7 @@ import (
 	"strings"
 	"time"
 
+	"culvert.dev/policy"
 	"culvert.dev/registry"
 	"culvert.dev/tunnel"
 	"go.yaml.in/yaml/v3"
@@ -34,6 +35,7 @@ type Config struct {
 	Drain     Drain
 	Log       Log
 	Services  []*registry.Service
+	Policies  []*policy.Policy
 
 	ServicePorts *ServicePorts // nil means that no service has a port to itself
 	VIPs         *VIPs         // nil means that no service has an address to itself
@@ -77,7 +79,13 @@ type Listener struct {
 	Auth       *Auth     `yaml:"auth"`                                                              // of a CONNECT, SOCKS or WebSocket client; nil means none is asked for
 	Proxy      *Proxy    `yaml:"proxyProtocol"`                                                     // what is in front; nil means nothing that speaks the PROXY protocol
 	WebSocket  WebSocket `yaml:"websocket"`                                                         // of the protocol
-	Target     `yaml:"service" as:"target"`
+
+	// UnidentifiedCallers says what conditions of policies on identities are to callers
+	// that have none: with "deny" and by default they deny, and with "defer" they are left
+	// to the service where TLS passes through.
+	UnidentifiedCallers string `yaml:"unidentifiedCallers" oneof:"deny defer"`
+
+	Target `yaml:"service" as:"target"`
 }
 
 // A Target is the one service of a listener.
@@ -186,7 +194,7 @@ func (c *Config) Snapshot() registry.Snapshot {
 	if len(c.tableListeners) != len(c.Listeners) {
 		c.tableListeners = tableListeners(c.Listeners)
 	}
-	return registry.Snapshot{Networks: c.Networks, Services: c.Services, Listeners: c.tableListeners, GatewayTransport: c.GatewayTransport}
+	return registry.Snapshot{Networks: c.Networks, Services: c.Services, Listeners: c.tableListeners, Policies: c.Policies, GatewayTransport: c.GatewayTransport}
 }
 
 // Listens reports whether sources other than the file may bring listeners.

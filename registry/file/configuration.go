@@ -21,6 +21,7 @@ type configuration struct {
 	Limits       Limits        `yaml:"limits" reload:"live"`
 	Drain        Drain         `yaml:"drain" reload:"live"`
 	Log          Log           `yaml:"log" reload:"live"`
+	Policies     policies      `yaml:"policies" reload:"live"`
 	Services     services      `yaml:"services" reload:"live"`
 }
 
@@ -28,7 +29,7 @@ type configuration struct {
 func (c *configuration) config() *Config {
 	out := &Config{
 		Cluster: c.Cluster, Mesh: registry.Mesh{Zone: c.Zone, Network: c.Network}, Listeners: c.Listeners,
-		Admin: c.Admin, Control: c.AdminControl, Limits: c.Limits, Drain: c.Drain, Log: c.Log, Services: c.Services,
+		Admin: c.Admin, Control: c.AdminControl, Limits: c.Limits, Drain: c.Drain, Log: c.Log, Services: c.Services, Policies: c.Policies,
 		ServicePorts: c.ServicePorts, VIPs: c.VIPs, DNS: c.DNS, Kubernetes: c.Kubernetes,
 	}
 	if out.Mesh.TopologyZone = c.TopologyZone; c.TopologyZone == "" && c.Kubernetes != nil && c.Kubernetes.Discovery != nil {

@@ -23,6 +23,7 @@ type decoder struct {
 
 	root     mapping
 	services []mapping // the elements of services; empty for those that were read before
+	policies []mapping // the elements of policies
 }
 
 // full reports whether there are more mistakes than anybody reads.

@@ -16,6 +16,7 @@ type format func(what, s string, to any) *complaint
 
 // formats are what the tag "as" may say.
 var formats = map[string]format{
+	"actor":            formatOf(parseActor),
 	"adminAddress":     formatOf(parseAdminAddress),
 	"alpn":             formatOf(parseALPN),
 	"cacheSize":        formatOf(parseCacheSize),
@@ -42,6 +43,8 @@ var formats = map[string]format{
 	"origin":           formatOf(parseOrigin),
 	"ownAddress":       formatOf(parseOwnAddress),
 	"pattern":          formatOf(parseNamePattern),
+	"policyName":       formatOf(parsePolicyName),
+	"policyPorts":      formatOf(parsePolicyPorts),
 	"portName":         formatOf(parsePortName),
 	"portRange":        formatOf(parsePortRange),
 	"proxy":            formatOf(hopAddress(checkProxy)),
@@ -49,6 +52,7 @@ var formats = map[string]format{
 	"san":              formatOf(parseSAN),
 	"serverName":       formatOf(parseServerName),
 	"servicePattern":   formatOf(parseServicePattern),
+	"spiffePattern":    formatOf(parseSPIFFEPattern),
 	"spiffe":           formatOf(parseSPIFFE),
 	"statuses":         formatOf(parseStatuses),
 	"suffix":           formatOf(parseSuffix),
@@ -56,6 +60,7 @@ var formats = map[string]format{
 	"trustDomain":      formatOf(parseTrustDomain),
 	"tunnelPath":       formatOf(parseTunnelPath),
 	"upstream":         formatOf(parseDNSUpstream),
+	"user":             formatOf(parseUser),
 	"urlPath":          formatOf(parseURLPath),
 	"webSocketURL":     formatOf(hopAddress(checkWebSocketURL)),
 	"zone":             formatOf(parseZone),

@@ -64,6 +64,7 @@ func TestProtocolsAreWords(t *testing.T) {
 var decodedAs = map[reflect.Type]reflect.Type{
 	reflect.TypeFor[TLS]():      reflect.TypeFor[tlsSettings](),
 	reflect.TypeFor[services](): reflect.TypeFor[[]service](),
+	reflect.TypeFor[policies](): reflect.TypeFor[[]policyEntry](),
 }
 
 // refusesEmpty has the lists that are checked to have elements with a sentence of their own.
