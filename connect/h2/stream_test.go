@@ -64,9 +64,7 @@ func TestStream(t *testing.T) {
 // TestDialer runs the suite through a whole gateway.
 func TestDialer(t *testing.T) {
 	tunneltest.TestDialer(t, func(t *testing.T, backend net.Listener) tunneltest.Dialer {
-		closed := testnet.Listen(t)
-		_ = closed.Close()
-		g := serve(t, tunneltest.Table{"svc:1": backend.Addr().String(), "closed:1": closed.Addr().String()}, &Protocol{})
+		g := serve(t, tunneltest.Table{"svc:1": backend.Addr().String(), "closed:1": testnet.ClosedPort(t)}, &Protocol{})
 		return tunneltest.Dialer{
 			Dialer: newDialer(t, g.Addr), Addr: "svc:1",
 			Refused: map[string]tunnel.Reason{"nobody:1": tunnel.NoRoute, "closed:1": tunnel.DialFailed, "svc:0": tunnel.BadRequest},

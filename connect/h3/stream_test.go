@@ -39,9 +39,7 @@ func TestStream(t *testing.T) {
 // TestDialer runs the suite through a whole gateway.
 func TestDialer(t *testing.T) {
 	tunneltest.TestDialer(t, func(t *testing.T, backend net.Listener) tunneltest.Dialer {
-		closed := testnet.Listen(t)
-		_ = closed.Close()
-		g := serve(t, tunneltest.Table{"svc:1": backend.Addr().String(), "closed:1": closed.Addr().String()}, &Server{})
+		g := serve(t, tunneltest.Table{"svc:1": backend.Addr().String(), "closed:1": testnet.ClosedPort(t)}, &Server{})
 		return tunneltest.Dialer{
 			Dialer: newDialer(t, g.addr), Addr: "svc:1",
 			Refused: map[string]tunnel.Reason{"nobody:1": tunnel.NoRoute, "closed:1": tunnel.DialFailed, "svc:0": tunnel.BadRequest},

@@ -124,7 +124,7 @@ var lastPort atomic.Int32
 // return the same, and the kernel takes none of them for an outgoing connection: they are
 // below its range.
 func freeAddr() (string, error) {
-	const first, ports = 10000, 20000
+	const first, ports = 20000, 10000 // those of testnet.FreePort are below
 	var err error
 	for range ports {
 		addr := fmt.Sprintf("127.0.0.1:%d", first+(os.Getpid()*131+int(lastPort.Add(1)))%ports)

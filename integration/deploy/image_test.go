@@ -5,6 +5,7 @@ import (
 	"debug/elf"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"os"
@@ -168,13 +169,19 @@ func run(t *testing.T, name string, args ...string) string {
 	return string(out)
 }
 
-// free is an address of loopback that nobody listens at.
+// free is an address of loopback that nobody listens at. The kernel takes none of
+// these ports by itself.
 func free(t *testing.T) string {
 	t.Helper()
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	must(t, err)
-	defer ln.Close()
-	return ln.Addr().String()
+	for range 100 {
+		ln, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", 5000+rand.IntN(5000)))
+		if err == nil {
+			defer ln.Close()
+			return ln.Addr().String()
+		}
+	}
+	t.Fatal("no port is free")
+	return ""
 }
 
 // until asks until it is so, for 20 seconds at most.

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
@@ -205,21 +204,14 @@ func runCmd(t *testing.T, cmd *exec.Cmd) (stdout, stderr string, code int) {
 	return out.String(), errs.String(), limited.ProcessState.ExitCode()
 }
 
-// freePort returns a port of loopback that nobody listens at. It is below the
-// range the kernel takes ports from by itself, so that no connection gets it
-// before the test does.
+// freePort returns a port of loopback that is the test's own until its end.
 func freePort(t *testing.T) string {
 	t.Helper()
-	for range 100 {
-		port := fmt.Sprint(10000 + rand.IntN(20000))
-		ln, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", port))
-		if err == nil {
-			_ = ln.Close()
-			return port
-		}
+	_, port, err := net.SplitHostPort(testnet.FreePort(t))
+	if err != nil {
+		t.Fatal(err)
 	}
-	t.Fatal("no free port found")
-	return ""
+	return port
 }
 
 // withInput is culvert with something on its standard input.

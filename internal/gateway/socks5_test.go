@@ -5,7 +5,6 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
-	"time"
 
 	"culvert.dev/connect"
 	"culvert.dev/connect/socks5"
@@ -111,7 +110,7 @@ func TestSOCKSLoop(t *testing.T) {
 	}
 	const end = `err="limits.connectionRatePerClient: 127.0.0.1 opened more than 20 connections in a second"`
 	// The line is written after the connection has ended.
-	testnet.Eventually(t, 5*time.Second, func() bool { return strings.Contains(log.String(), end) }, "a line of the log has the end of the loop, of %s", &log)
+	testnet.Eventually(t, patience, func() bool { return strings.Contains(log.String(), end) }, "a line of the log has the end of the loop, of %s", &log)
 	if n := strings.Count(log.String(), "target=svc.test:443"); n > 10*perSource {
 		t.Errorf("%d requests were made, want %d for each gateway and not many more", n, perSource)
 	}

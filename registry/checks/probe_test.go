@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"culvert.dev/internal/testca"
+	"culvert.dev/internal/testnet"
 	"culvert.dev/registry"
 	"culvert.dev/tunnel"
 )
@@ -83,13 +84,7 @@ func TestProbeTCP(t *testing.T) {
 	if err := <-ended; err != io.EOF {
 		t.Errorf("the server saw %v, want the end in order", err)
 	}
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	closed := netip.MustParseAddrPort(ln.Addr().String())
-	_ = ln.Close()
-	if err := ask(t, closed, registry.Check{Kind: "tcp"}, ""); !errors.Is(err, syscall.ECONNREFUSED) {
+	if err := ask(t, netip.MustParseAddrPort(testnet.ClosedPort(t)), registry.Check{Kind: "tcp"}, ""); !errors.Is(err, syscall.ECONNREFUSED) {
 		t.Errorf("nobody there: got %v, want refused", err)
 	}
 }

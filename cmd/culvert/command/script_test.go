@@ -24,6 +24,7 @@ import (
 	"go.uber.org/goleak"
 
 	"culvert.dev/connect/h3"
+	"culvert.dev/internal/testnet"
 )
 
 // The scripts run this test binary, which is culvert where it is called so.
@@ -111,7 +112,7 @@ func cmdCode(ts *testscript.TestScript, neg bool, args []string) {
 
 // wait polls until done is true.
 func wait(ts *testscript.TestScript, what string, done func() bool) {
-	const most = 10 * time.Second
+	const most = 30 * time.Second
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
 	for deadline := time.Now().Add(most); !done(); <-tick.C {
@@ -143,10 +144,10 @@ func cmdFree(ts *testscript.TestScript, neg bool, args []string) {
 		ts.Fatalf("unsupported: ! free")
 	}
 	for _, name := range args {
-		ln, err := net.Listen("tcp", "127.0.0.1:0")
+		addr, release, err := testnet.ReservePort()
 		ts.Check(err)
-		defer ln.Close() // all are open at once, and so differ
-		ts.Setenv(name, ln.Addr().String())
+		ts.Defer(release)
+		ts.Setenv(name, addr)
 	}
 }
 
@@ -177,7 +178,7 @@ func cmdEcho(ts *testscript.TestScript, neg bool, args []string) {
 			}
 			all.Go(func() {
 				defer c.Close()
-				_ = c.SetDeadline(time.Now().Add(10 * time.Second))
+				_ = c.SetDeadline(time.Now().Add(30 * time.Second))
 				_, _ = io.Copy(c, c)
 			})
 		}
@@ -235,10 +236,10 @@ func cmdConnect(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 3 {
 		ts.Fatalf("usage: connect NAME ADDR TARGET")
 	}
-	c, err := net.DialTimeout("tcp", args[1], 10*time.Second)
+	c, err := net.DialTimeout("tcp", args[1], 30*time.Second)
 	ts.Check(err)
 	ts.Defer(func() { _ = c.Close() })
-	_ = c.SetDeadline(time.Now().Add(10 * time.Second))
+	_ = c.SetDeadline(time.Now().Add(30 * time.Second))
 	_, err = fmt.Fprintf(c, "CONNECT %[1]s HTTP/1.1\r\nHost: %[1]s\r\n\r\n", args[2])
 	ts.Check(err)
 	answer := make([]byte, len("HTTP/1.1 200"))
@@ -258,7 +259,7 @@ func cmdWasReset(ts *testscript.TestScript, neg bool, args []string) {
 	if c == nil {
 		ts.Fatalf("no tunnel is called %q", args[0])
 	}
-	_ = c.SetDeadline(time.Now().Add(10 * time.Second))
+	_ = c.SetDeadline(time.Now().Add(30 * time.Second))
 	if neg { // it is open if it takes a byte and has nothing to say
 		_ = c.SetReadDeadline(time.Now().Add(50 * time.Millisecond))
 		_, err := c.Write([]byte{0})

@@ -148,8 +148,14 @@ func TestConnOverIPv6AndWildcard(t *testing.T) {
 
 func TestDialFailures(t *testing.T) {
 	ln := listen(t, "127.0.0.1:0")
-	addr := ln.Addr().(*net.TCPAddr).AddrPort()
-	ln.Close()
+	defer ln.Close()
+	// A connection to somewhere else has the port: no other program listens there.
+	holder, err := (&net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)}}).Dial("tcp", ln.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer holder.Close()
+	addr := holder.LocalAddr().(*net.TCPAddr).AddrPort()
 	if _, err := Dial(t.Context(), addr, nil); !errors.Is(err, syscall.ECONNREFUSED) {
 		t.Errorf("a closed port: got %v, want refused", err)
 	}
