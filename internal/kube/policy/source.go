@@ -64,10 +64,10 @@ type Enforcement struct {
 // A Source is a registry.Source of policies, and writes the status of the objects that they are made
 // of.
 type Source struct {
-	cfg     Config
-	dynamic dynamic.Interface
-	core    kubernetes.Interface
-	spaces  metadata.Interface
+	cfg      Config
+	dynamic  dynamic.Interface
+	core     kubernetes.Interface
+	metadata metadata.Interface
 }
 
 // Name is that of the snapshots.
@@ -86,7 +86,7 @@ func New(cfg Config) (*Source, error) {
 	if s.core, err = kubernetes.NewForConfig(client.Protobuf(cfg.REST)); err != nil {
 		return nil, fmt.Errorf("policy: %w", err)
 	}
-	if s.spaces, err = metadata.NewForConfig(cfg.REST); err != nil {
+	if s.metadata, err = metadata.NewForConfig(cfg.REST); err != nil {
 		return nil, fmt.Errorf("policy: %w", err)
 	}
 	return s, nil
@@ -158,6 +158,8 @@ type run struct {
 	podsSelected bool // SelectPods was called
 	writer       *writer
 
+	objects map[types.NamespacedName]types.UID // that the last snapshot was made of
+
 	mu   sync.Mutex // guards the rest
 	sent *registry.Snapshot
 	why  error // that is known to be out of date, as was sent; nil if it is not
@@ -217,8 +219,8 @@ func (r *run) watch(res schema.GroupVersionResource, kind, namespace string) *wa
 // watchNamespaces makes the watch of Namespaces, of which the labels are needed.
 func (r *run) watchNamespaces() *watching {
 	return r.watching(watch.Config{
-		Name: "policy", Resource: schema.GroupResource{Resource: "namespaces"}, Object: &metav1.PartialObjectMetadata{}, Client: r.Source.spaces, Optional: true,
-		Source: watch.Source[*metav1.PartialObjectMetadataList](r.Source.spaces.Resource(schema.GroupVersionResource{Version: "v1", Resource: "namespaces"}), nil),
+		Name: "policy", Resource: schema.GroupResource{Resource: "namespaces"}, Object: &metav1.PartialObjectMetadata{}, Client: r.metadata, Optional: true,
+		Source: watch.Source[*metav1.PartialObjectMetadataList](r.metadata.Resource(schema.GroupVersionResource{Version: "v1", Resource: "namespaces"}), nil),
 	})
 }
 
@@ -284,6 +286,32 @@ func (r *run) unusable() error {
 	return nil
 }
 
+// removed returns an error if policies are gone because their definition is being removed, which
+// deletes all of them: nobody has said that what they forbid is allowed now.
+func (r *run) removed(ctx context.Context, listed []*object) error {
+	now := make(map[types.NamespacedName]types.UID, len(listed))
+	for _, o := range listed {
+		now[key(o)] = o.UID
+	}
+	var gone []schema.GroupVersionResource
+	for name, uid := range r.objects {
+		if now[name] != uid {
+			gone = []schema.GroupVersionResource{resource, clusterResource}
+			break
+		}
+	}
+	for _, res := range gone {
+		ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+		name := res.GroupResource().String()
+		all, err := r.metadata.Resource(watch.CustomResourceDefinitions).List(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + name})
+		cancel()
+		if err == nil && !slices.ContainsFunc(all.Items, func(o metav1.PartialObjectMetadata) bool { return o.Name == name && o.DeletionTimestamp == nil }) {
+			return fmt.Errorf("the CustomResourceDefinition %s is being removed, and all of its objects with it: install the CRDs of culvert, or turn kubernetes.authorizationPolicies off", name)
+		}
+	}
+	return nil
+}
+
 // loop translates whenever something has changed.
 func (r *run) loop(ctx context.Context) error {
 	for !r.known() {
@@ -322,8 +350,8 @@ func sleep(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// objects returns all policies, the cluster's first, by namespace and name.
-func (r *run) objects() (all []*object) {
+// listed returns all policies, the cluster's first, by namespace and name.
+func (r *run) listed() (all []*object) {
 	for _, w := range r.watches {
 		for _, o := range w.All() {
 			if o, ok := o.(*object); ok && o.DeletionTimestamp == nil {
@@ -342,6 +370,10 @@ func (r *run) rebuild(ctx context.Context) error {
 	if err := r.unusable(); err != nil {
 		return r.stale(ctx, err)
 	}
+	listed := r.listed()
+	if err := r.removed(ctx, listed); err != nil {
+		return r.stale(ctx, err)
+	}
 	t := &translator{Settings: r.cfg.Settings}
 	if state := r.spaces.State(); state.Synced {
 		t.namespaces = map[string]labels.Set{}
@@ -354,7 +386,7 @@ func (r *run) rebuild(ctx context.Context) error {
 	next := &registry.Snapshot{}
 	var all []*translated
 	pods := false
-	for _, o := range r.objects() {
+	for _, o := range listed {
 		one := t.translate(o)
 		all = append(all, one)
 		next.Policies = append(next.Policies, one.policies...)
@@ -366,6 +398,10 @@ func (r *run) rebuild(ctx context.Context) error {
 		if !r.awaitPods(ctx) {
 			return ctx.Err()
 		}
+	}
+	r.objects = make(map[types.NamespacedName]types.UID, len(listed))
+	for _, o := range listed {
+		r.objects[key(o)] = o.UID
 	}
 	r.writer.want(all)
 	return r.publish(ctx, next)

@@ -23,6 +23,7 @@ import (
 	ktesting "k8s.io/client-go/testing"
 	"sigs.k8s.io/yaml"
 
+	"culvert.dev/internal/kube/watch"
 	"culvert.dev/registry"
 )
 
@@ -31,6 +32,7 @@ type site struct {
 	t        *testing.T
 	policies *dynamicfake.FakeDynamicClient
 	core     *fake.Clientset
+	metadata *metadatafake.FakeMetadataClient
 	source   *Source
 
 	mu       sync.Mutex // guards the rest
@@ -49,9 +51,9 @@ func newSite(t *testing.T) *site {
 	if err := metav1.AddMetaToScheme(scheme); err != nil {
 		t.Fatal(err)
 	}
-	spaces := metadatafake.NewSimpleMetadataClient(scheme, &metav1.PartialObjectMetadata{
+	s.metadata = metadatafake.NewSimpleMetadataClient(scheme, &metav1.PartialObjectMetadata{
 		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Namespace"}, ObjectMeta: metav1.ObjectMeta{Name: "shop", Labels: map[string]string{"team": "a"}},
-	})
+	}, definition(resource), definition(clusterResource))
 	s.policies.PrependReactor("*", "*", func(a ktesting.Action) (bool, runtime.Object, error) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
@@ -65,7 +67,7 @@ func newSite(t *testing.T) *site {
 		}
 		return false, nil, nil
 	})
-	s.source = &Source{dynamic: s.policies, core: s.core, spaces: spaces, cfg: Config{
+	s.source = &Source{dynamic: s.policies, core: s.core, metadata: s.metadata, cfg: Config{
 		Settings: Settings{Cluster: "west", TrustDomains: []string{"corp.example"}},
 		Enforcement: func() map[string]Enforcement {
 			s.mu.Lock()
@@ -74,6 +76,14 @@ func newSite(t *testing.T) *site {
 		},
 	}}
 	return s
+}
+
+// definition is that of a kind.
+func definition(res schema.GroupVersionResource) *metav1.PartialObjectMetadata {
+	return &metav1.PartialObjectMetadata{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "apiextensions.k8s.io/v1", Kind: "CustomResourceDefinition"},
+		ObjectMeta: metav1.ObjectMeta{Name: res.GroupResource().String()},
+	}
 }
 
 // run runs src until the test is over.
@@ -298,6 +308,38 @@ func TestUnreadable(t *testing.T) {
 			})
 		})
 	}
+}
+
+// Whoever removes the definition does not say that everything is allowed.
+func TestDefinitionRemoved(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSite(t)
+		s.apply(ofNamespace(allowAPI), 1)
+		s.apply(strings.Replace(ofNamespace(allowAPI), "name: db}", "name: web}", 1), 1)
+		s.run(s.source)
+		remove := func(name string) {
+			t.Helper()
+			if err := s.policies.Tracker().Delete(resource, "shop", name); err != nil {
+				t.Fatal(err)
+			}
+			s.settle()
+		}
+		remove("web")
+		if got, want := s.told(), "policies=shop/db"; got != want {
+			t.Fatalf("one is deleted: told %q, want %q", got, want)
+		}
+		s.apply(strings.Replace(ofNamespace(allowAPI), "name: db}", "name: web}", 1), 2)
+		s.settle()
+		going := definition(resource)
+		going.DeletionTimestamp = &metav1.Time{Time: time.Now()}
+		if err := s.metadata.Tracker().Update(watch.CustomResourceDefinitions, going, ""); err != nil {
+			t.Fatal(err)
+		}
+		remove("web")
+		if got, want := s.told(), "policies=shop/db,shop/web err: the CustomResourceDefinition authorizationpolicies.policy.culvert.dev is being removed"; !strings.HasPrefix(got, want) {
+			t.Errorf("the definition is being removed: told %q, want %q", got, want)
+		}
+	})
 }
 
 // What others wrote of a policy stays.
