@@ -4,11 +4,31 @@ import (
 	"bytes"
 	"crypto/x509"
 	"encoding/hex"
+	"encoding/pem"
+	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
 	"time"
 )
+
+// ParseCertificates returns the certificates of a text in PEM, of which there is at least
+// one. What crypto/x509 cannot read is left out, as x509.CertPool does.
+func ParseCertificates(text string) ([]*x509.Certificate, error) {
+	var all []*x509.Certificate
+	for block, rest := pem.Decode([]byte(text)); block != nil; block, rest = pem.Decode(rest) {
+		if block.Type != "CERTIFICATE" || len(block.Headers) > 0 {
+			continue
+		}
+		if c, err := x509.ParseCertificate(block.Bytes); err == nil {
+			all = append(all, c)
+		}
+	}
+	if len(all) == 0 {
+		return nil, errors.New("there is no certificate in PEM")
+	}
+	return all, nil
+}
 
 // A prepared has what a Bundle's certificates are verified with.
 type prepared struct {

@@ -3,6 +3,8 @@ package identity
 import (
 	"strings"
 	"testing"
+
+	"culvert.dev/internal/testca"
 )
 
 // Of each SPIFFE id there is one spelling.
@@ -92,7 +94,13 @@ func FuzzParseSPIFFEID(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, id string) {
 		domain, path, err := ParseSPIFFEID(id)
+		if want, _, other := testca.SplitID(id); (err == nil) != (other == nil) || err == nil && domain != want {
+			t.Errorf("%q: got %q and %v, by another reading of the same specification %q and %v", id, domain, err, want, other)
+		}
 		if err != nil {
+			if len(err.Error()) > 1024 {
+				t.Errorf("an error of %d bytes", len(err.Error()))
+			}
 			if domain != "" || path != "" {
 				t.Errorf("%q: got %q and %q beside an error", id, domain, path)
 			}

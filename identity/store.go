@@ -63,6 +63,21 @@ type Trust struct {
 	now  atomic.Pointer[version[Bundle]]
 }
 
+// NewKey returns a key that is in no Store.
+func NewKey(c *tls.Certificate) *Key {
+	k := new(Key)
+	k.Set(c)
+	return k
+}
+
+// NewTrust returns trust that is in no Store: in CAs of a trust domain, or of none where
+// it is "".
+func NewTrust(domain string, roots ...*x509.Certificate) *Trust {
+	t := &Trust{name: domain}
+	t.Set(&Bundle{TrustDomain: domain, Roots: roots})
+	return t
+}
+
 // A version is what was set last: a value, or the error that says why there is none.
 type version[T any] struct {
 	value      *T

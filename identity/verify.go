@@ -50,7 +50,8 @@ type Verifier struct {
 	Trust []*Trust
 	Want  Expectation
 
-	// System has names verified by the CAs of the system, and not by Trust.
+	// System has peers verified by the CAs of the system, and not by Trust. Want must
+	// then say who they are, as any of these CAs could speak for any trust domain.
 	System bool
 
 	Time func() time.Time // nil means time.Now
@@ -96,7 +97,7 @@ func (v *Verifier) verify(chain []*x509.Certificate) (tunnel.Peer, error) {
 	case n > maxChain:
 		return tunnel.Peer{}, fmt.Errorf("chain has %d certificates, limit %d", n, maxChain)
 	}
-	if len(v.Trust) == 0 && !v.System {
+	if len(v.Trust) == 0 && (!v.System || len(v.Want.IDs) == 0 && v.Want.DNSName == "" && len(v.Want.SANs) == 0) {
 		return tunnel.Peer{}, errUntrusted
 	}
 	now := time.Now()
@@ -118,6 +119,13 @@ func (v *Verifier) byIdentity(chain []*x509.Certificate, now time.Time) (tunnel.
 	}
 	if leaf.KeyUsage != 0 && leaf.KeyUsage&x509.KeyUsageDigitalSignature == 0 {
 		return tunnel.Peer{}, errors.New("certificate has the wrong key usage: it is not for digital signatures")
+	}
+	if v.System {
+		verified, err := v.chainTo(nil, chain, "", now)
+		if err != nil {
+			return tunnel.Peer{}, err
+		}
+		return v.peer(who, verified)
 	}
 	if who.domain != "" && !v.speaksForDomains() {
 		if who, err = withoutDomain(leaf); err != nil {

@@ -46,9 +46,22 @@ type attempt struct {
 	addr     netip.AddrPort
 	client   *tunnel.Client
 	open     bool // the handshake is complete
+
+	// peer is the identity of the client. It is written in the handshake, and read when
+	// that is complete.
+	peer tunnel.Peer
 }
 
 type attemptKey struct{}
+
+// Identified notes who the client of a handshake is, by the certificate that Server.TLS
+// has verified. ctx is that of its tls.ClientHelloInfo. It is true once the handshake is
+// complete: only then is it known that the client has the key.
+func Identified(ctx context.Context, peer tunnel.Peer) {
+	if a, ok := ctx.Value(attemptKey{}).(*attempt); ok {
+		a.peer = peer
+	}
+}
 
 // admitHandshake is the Transport's ConnContext: it admits or refuses the handshake
 // of a client whose address may be forged. A client that is refused gets

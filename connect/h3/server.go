@@ -36,17 +36,14 @@ const proto = "connect-h3"
 // Its fields are not to be changed once it serves. It must not be copied.
 type Server struct {
 	// TLS has the certificates. QUIC is always TLS 1.3; the ALPN is "h3", and
-	// there is neither 0-RTT nor resumption, whatever TLS says.
+	// there is neither 0-RTT nor resumption, whatever TLS says. It may say who a
+	// client is: see Identified.
 	TLS *tls.Config
 
 	// Auth, Via and ProxyName are those of connect.Protocol.
 	Auth      connect.Authenticator
 	Via       string
 	ProxyName string
-
-	// Identify, if set, returns the identity of a client by what TLS has verified of
-	// it. It is called once for each connection; an error ends the connection.
-	Identify func(*tls.ConnectionState) (tunnel.Peer, error)
 
 	// Name is the listener's, as configured, for logs; "" means its address.
 	Name string
@@ -235,14 +232,10 @@ func (s *Server) accept(ctx context.Context, qc *quic.Conn, tr *quic.Transport, 
 	k.c = &conn{qc: qc, side: k}
 	cs := qc.ConnectionState().TLS
 	k.tls.ServerName, _ = tunnel.ParseName(cs.ServerName) // TLS has refused a malformed one, or does not care
-	if s.Identify != nil {
-		if k.tls.Peer, err = s.identify(&cs); err != nil {
-			err = refuse(tunnel.NoAuth, "the client's certificate: %w", err)
-			_ = qc.CloseWithError(quic.ApplicationErrorCode(GeneralProtocol), "") // TLS should have refused it
-			s.reportAttempt(a, err)
-			return
-		}
+	if k.tls.Peer = a.peer; a.peer.Method != "" {
+		k.tls.Chain = cs.PeerCertificates
 	}
+	k.tls.Exporter = exporter{qc}.export
 	s.mu.Lock()
 	if s.conns == nil {
 		s.conns = make(map[*quic.Conn]*serverConn)
@@ -280,16 +273,12 @@ func (s *Server) recovered() {
 	}
 }
 
-// identify calls Identify and turns a panic of it into an error.
-func (s *Server) identify(cs *tls.ConnectionState) (peer tunnel.Peer, err error) {
-	defer func() {
-		if v := recover(); v != nil {
-			p := tunnel.Caught(v)
-			s.logPanic(p)
-			err = p
-		}
-	}()
-	return s.Identify(cs)
+// An exporter exports keying material of a connection.
+type exporter struct{ conn *quic.Conn }
+
+func (e exporter) export(label string, context []byte, length int) ([]byte, error) {
+	cs := e.conn.ConnectionState().TLS
+	return cs.ExportKeyingMaterial(label, context, length)
 }
 
 // allowGrowth reports whether the window of qc may grow by n bytes, and counts them

@@ -7,13 +7,12 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"slices"
-	"strings"
 	"sync"
 	"time"
 
 	"culvert.dev/connect"
 	"culvert.dev/connect/h2"
+	"culvert.dev/identity"
 	"culvert.dev/tunnel"
 )
 
@@ -36,21 +35,13 @@ type Dialer struct {
 	Gateway string
 	Dialer  tunnel.Dialer
 
-	// TLS has the client's own certificate, and the RootCAs to verify the
-	// server's by.
+	// TLS has the client's own certificate.
 	TLS *tls.Config
 
-	// Peers are the identities that the server may have: SPIFFE ids, or
-	// "spiffe://domain" for any of a trust domain. Empty means that its certificate
-	// must have the name or address of Gateway, as with any TLS. The hello has no
-	// name in either case.
-	Peers []string
-
-	// Trust has the CAs that verify the server's certificate, by the trust domain of
-	// its SPIFFE id, in place of TLS.RootCAs. It is needed where Peers are of several
-	// trust domains, so that no CA can speak for the domain of another. It has no
-	// effect without Peers.
-	Trust map[string]*x509.CertPool
+	// Verifier verifies the server. Nil means that its certificate must have the name or
+	// address of Gateway and be signed by one of TLS.RootCAs, as with any TLS. The hello
+	// has no name in either case.
+	Verifier *identity.Verifier
 
 	// Baggage describes the workloads on this side, for requests without baggage of
 	// their own. Via is that of connect.Dialer.
@@ -66,7 +57,7 @@ var _ tunnel.Dialer = (*Dialer)(nil)
 func (d *Dialer) inner() *h2.Dialer {
 	d.once.Do(func() {
 		d.h2.Proxy, d.h2.Via, d.h2.Header = d.Gateway, d.Via, header(d.Baggage)
-		d.h2.Dialer = &secureDialer{dialer: d.Dialer, keys: d.TLS, peers: d.Peers, trust: d.Trust}
+		d.h2.Dialer = &secureDialer{dialer: d.Dialer, keys: d.TLS, verifier: d.Verifier}
 		d.h2.Streams, d.h2.Idle, d.h2.Ping, d.h2.Pong = maxStreams, idleTimeout, pingInterval, pongTimeout
 	})
 	return &d.h2
@@ -101,12 +92,11 @@ func (d *Dialer) Conns() int { return d.inner().Conns() }
 type Double struct {
 	Outer *Dialer
 
-	// TLS, Peers, Trust and Baggage are those of a Dialer, for the inner server.
-	// Without Peers, its certificate must have the name that is dialed.
-	TLS     *tls.Config
-	Peers   []string
-	Trust   map[string]*x509.CertPool
-	Baggage string
+	// TLS, Verifier and Baggage are those of a Dialer, for the inner server. Without a
+	// Verifier, its certificate must have the name that is dialed.
+	TLS      *tls.Config
+	Verifier *identity.Verifier
+	Baggage  string
 
 	once sync.Once
 	h2   h2.Dialer
@@ -118,7 +108,7 @@ var _ tunnel.Dialer = (*Double)(nil)
 func (d *Double) DialContext(ctx context.Context, network, addr string) (net.Conn, error) {
 	d.once.Do(func() {
 		d.h2.Proxy, d.h2.Header = "behind "+d.Outer.Gateway, header(d.Baggage)
-		d.h2.Dialer = innerDialer{&secureDialer{dialer: d.Outer, keys: d.TLS, peers: d.Peers, trust: d.Trust}}
+		d.h2.Dialer = innerDialer{&secureDialer{dialer: d.Outer, keys: d.TLS, verifier: d.Verifier}}
 		d.h2.Single, d.h2.Idle, d.h2.Ping, d.h2.Pong = true, innerIdleTimeout, pingInterval, pongTimeout
 	})
 	to, err := connect.ParseAuthority(addr)
@@ -144,10 +134,9 @@ func (w innerDialer) DialContext(ctx context.Context, network, _ string) (net.Co
 
 // A secureDialer connects by TLS as HBONE uses it.
 type secureDialer struct {
-	dialer tunnel.Dialer
-	keys   *tls.Config
-	peers  []string
-	trust  map[string]*x509.CertPool
+	dialer   tunnel.Dialer
+	keys     *tls.Config
+	verifier *identity.Verifier
 }
 
 // DialContext implements tunnel.Dialer.
@@ -182,83 +171,30 @@ func (s *secureDialer) config(addr string) *tls.Config {
 	cfg.NextProtos = []string{"h2"}
 	cfg.MinVersion = max(cfg.MinVersion, tls.VersionTLS13)
 	cfg.ClientSessionCache = nil
-	s.verifyIn(cfg, host)
+	if s.verifier != nil {
+		s.verifier.Client(cfg)
+	} else {
+		verifyName(cfg, host)
+	}
 	return cfg
 }
 
-// VerifyPeers has cfg, which is a client's, verify a server by its SPIFFE id and not by a
-// name, whatever is spoken inside: see Dialer.Peers and Dialer.Trust. There must be peers.
-func VerifyPeers(cfg *tls.Config, peers []string, trust map[string]*x509.CertPool) {
-	(&secureDialer{peers: peers, trust: trust}).verifyIn(cfg, "")
-}
-
-// verifyIn has cfg verify a server, by its host where there are no peers.
-func (s *secureDialer) verifyIn(cfg *tls.Config, host string) {
-	// VerifyConnection verifies what crypto/tls does not without a name.
+// verifyName has cfg verify a server by its host, as crypto/tls does only where the hello
+// has the name, too.
+func verifyName(cfg *tls.Config, host string) {
 	cfg.InsecureSkipVerify = true
 	roots, now := cfg.RootCAs, cfg.Time
 	cfg.VerifyConnection = func(cs tls.ConnectionState) error {
-		opts := x509.VerifyOptions{Roots: roots, Intermediates: x509.NewCertPool()}
+		opts := x509.VerifyOptions{Roots: roots, Intermediates: x509.NewCertPool(), DNSName: host}
 		if now != nil {
 			opts.CurrentTime = now()
-		}
-		leaf := cs.PeerCertificates[0]
-		if len(s.peers) == 0 {
-			opts.DNSName = host
-		} else if err := s.rootsOf(leaf, &opts); err != nil {
-			return err
 		}
 		for _, c := range cs.PeerCertificates[1:] {
 			opts.Intermediates.AddCert(c)
 		}
-		if _, err := leaf.Verify(opts); err != nil {
+		if _, err := cs.PeerCertificates[0].Verify(opts); err != nil {
 			return &tls.CertificateVerificationError{UnverifiedCertificates: cs.PeerCertificates, Err: err}
-		}
-		if len(s.peers) == 0 {
-			return nil
-		}
-		return checkPeer(leaf, s.peers)
-	}
-}
-
-// rootsOf sets the roots of opts to the CAs of the leaf's own trust domain.
-func (s *secureDialer) rootsOf(leaf *x509.Certificate, opts *x509.VerifyOptions) error {
-	if s.trust == nil {
-		for _, p := range s.peers[1:] {
-			if domainOf(p) != domainOf(s.peers[0]) {
-				return fmt.Errorf("the server may be of the trust domains %q and %q, and it is not known which CA speaks for which", domainOf(s.peers[0]), domainOf(p))
-			}
 		}
 		return nil
 	}
-	if n := len(leaf.URIs); n != 1 {
-		return fmt.Errorf("the server's certificate has %d URIs, want one", n)
-	}
-	domain := domainOf(leaf.URIs[0].String())
-	if opts.Roots = s.trust[domain]; opts.Roots == nil { // crypto/x509 would use the roots of the system
-		return fmt.Errorf("no CA is configured for the trust domain of the server, %q", domain[:min(len(domain), 80)])
-	}
-	return nil
-}
-
-// domainOf returns the trust domain of a SPIFFE id.
-func domainOf(id string) string {
-	rest, _ := strings.CutPrefix(id, "spiffe://")
-	domain, _, _ := strings.Cut(rest, "/")
-	return domain
-}
-
-// checkPeer returns an error unless a verified leaf is one of peers.
-func checkPeer(leaf *x509.Certificate, peers []string) error {
-	if n := len(leaf.URIs); n != 1 {
-		return fmt.Errorf("the server's certificate has %d URIs, want one", n)
-	}
-	id := leaf.URIs[0].String()
-	if !slices.ContainsFunc(peers, func(p string) bool {
-		domain := strings.Count(p, "/") == 2
-		return id == p || domain && strings.HasPrefix(id, p+"/")
-	}) {
-		return fmt.Errorf("the server is %q, want one of %q", id, peers)
-	}
-	return nil
 }

@@ -3,11 +3,9 @@ package hbone
 import (
 	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"io"
 	"net"
-	"net/url"
 	"strings"
 	"sync"
 	"testing"
@@ -16,6 +14,7 @@ import (
 
 	"culvert.dev/connect"
 	"culvert.dev/connect/h2"
+	"culvert.dev/identity"
 	"culvert.dev/internal/testca"
 	"culvert.dev/internal/testnet"
 	"culvert.dev/tunnel"
@@ -41,7 +40,7 @@ func TestDouble(t *testing.T) {
 		m := &mesh{m.CA, t}
 		inner := serve(t, m.server("workload"), table{"svc.test:443": ln.Addr().String(), "down.test:443": "127.0.0.1:1"})
 		outer := serve(t, m.server("gw"), table{"svc.test:443": inner.Addr, "down.test:443": inner.Addr, "unknown.test:443": inner.Addr})
-		d := &Double{Outer: m.newDialer(outer.Addr, id("gw")), TLS: m.client("alice"), Peers: []string{id("workload")}}
+		d := &Double{Outer: m.newDialer(outer.Addr, id("gw")), TLS: m.client("alice"), Verifier: m.verifier(id("workload"))}
 		t.Cleanup(func() { _ = d.Close() })
 		return tunneltest.Dialer{Dialer: d, Addr: "svc.test:443", Refused: map[string]tunnel.Reason{
 			"other.test:443": tunnel.NoRoute, "unknown.test:443": tunnel.NoRoute, "down.test:443": tunnel.DialFailed,
@@ -66,7 +65,7 @@ func TestInnerIsNotPooled(t *testing.T) {
 		chosen[to]++
 		return table{"svc.test:80": to}.Resolve(t.Context(), req)
 	}))
-	d := &Double{Outer: m.newDialer(outer.Addr, id("gw")), TLS: m.client("alice"), Peers: []string{"spiffe://cluster.local"}}
+	d := &Double{Outer: m.newDialer(outer.Addr, id("gw")), TLS: m.client("alice"), Verifier: m.verifier("spiffe://cluster.local")}
 	defer d.Close()
 	for range 6 {
 		c := tunneltest.Dial(t, d, "svc.test:80")
@@ -99,20 +98,23 @@ func TestServerIdentity(t *testing.T) {
 	for _, tt := range []struct {
 		name, addr string
 		peers      []string
-		tls        *tls.Config
+		by         *mesh  // whose CA is trusted
 		want       string // in the error; "" for none
 	}{
-		{"the very one", g.Addr, []string{id("x"), id("gw")}, m.client("alice"), ""},
-		{"of a trust domain", g.Addr, []string{"spiffe://cluster.local"}, m.client("alice"), ""},
-		{"by its name", "localhost:" + port, nil, m.client("alice"), ""},
-		{"another one", g.Addr, []string{id("other")}, m.client("alice"), `the server is "spiffe://cluster.local/ns/test/sa/gw"`},
-		{"of another trust domain", g.Addr, []string{"spiffe://cluster"}, m.client("alice"), "want one of"},
-		{"a longer name", g.Addr, []string{id("g")}, m.client("alice"), "want one of"},
-		{"an address it does not have", g.Addr, nil, m.client("alice"), "doesn't contain any IP SANs"},
-		{"of another CA", g.Addr, []string{id("gw")}, other.client("alice"), "unknown authority"},
+		{"the very one", g.Addr, []string{id("x"), id("gw")}, m, ""},
+		{"of a trust domain", g.Addr, []string{"spiffe://cluster.local"}, m, ""},
+		{"by its name", "localhost:" + port, nil, m, ""},
+		{"another one", g.Addr, []string{id("other")}, m, `the server's id is "spiffe://cluster.local/ns/test/sa/gw"`},
+		{"of another trust domain", g.Addr, []string{"spiffe://cluster"}, m, "want one of"},
+		{"a longer name", g.Addr, []string{id("g")}, m, "want one of"},
+		{"an address it does not have", g.Addr, nil, m, "doesn't contain any IP SANs"},
+		{"of another CA", g.Addr, []string{id("gw")}, other, "unknown authority"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			d := &Dialer{Gateway: tt.addr, TLS: tt.tls, Peers: tt.peers}
+			d := &Dialer{Gateway: tt.addr, TLS: m.client("alice")}
+			if tt.peers != nil {
+				d.Verifier = tt.by.verifier(tt.peers...)
+			}
 			defer d.Close()
 			ctx, cancel := context.WithTimeout(t.Context(), patience)
 			defer cancel()
@@ -130,20 +132,6 @@ func TestServerIdentity(t *testing.T) {
 	}
 }
 
-// TestKnown: one URI is an identity, and of several anybody could pick one.
-func TestKnown(t *testing.T) {
-	gw, other := &url.URL{Scheme: "spiffe", Host: "cluster.local", Path: "/gw"}, &url.URL{Scheme: "spiffe", Host: "cluster.local", Path: "/other"}
-	for _, tt := range []struct {
-		uris []*url.URL
-		ok   bool
-	}{{nil, false}, {[]*url.URL{gw}, true}, {[]*url.URL{other}, false}, {[]*url.URL{gw, other}, false}, {[]*url.URL{gw, gw}, false}} {
-		err := checkPeer(&x509.Certificate{URIs: tt.uris}, []string{"spiffe://cluster.local/gw"})
-		if (err == nil) != tt.ok {
-			t.Errorf("%v: got %v, want it accepted: %v", tt.uris, err, tt.ok)
-		}
-	}
-}
-
 // TestCallers: without a certificate that is verified, nobody is heard.
 func TestCallers(t *testing.T) {
 	m, other := newMesh(t), newMesh(t)
@@ -152,7 +140,7 @@ func TestCallers(t *testing.T) {
 		"none":          {RootCAs: m.Pool()},
 		"of another CA": {RootCAs: m.Pool(), Certificates: other.client("mallory").Certificates},
 	} {
-		d := &Dialer{Gateway: g.Addr, TLS: cfg, Peers: []string{id("gw")}}
+		d := &Dialer{Gateway: g.Addr, TLS: cfg, Verifier: m.verifier(id("gw"))}
 		ctx, cancel := context.WithTimeout(t.Context(), patience)
 		if c, err := d.DialContext(ctx, "tcp", "svc.test:80"); err == nil {
 			_ = c.Close()
@@ -165,9 +153,9 @@ func TestCallers(t *testing.T) {
 
 	// Nor where TLS would let them in.
 	keys := m.server("gw")
-	keys.Optional, keys.Trust, keys.ClientCAs = true, nil, m.Pool()
+	keys.Optional = true
 	g = serve(t, keys, table{"svc.test:80": testnet.Echo(t).Addr()})
-	d := &Dialer{Gateway: g.Addr, TLS: &tls.Config{RootCAs: m.Pool()}, Peers: []string{id("gw")}}
+	d := &Dialer{Gateway: g.Addr, TLS: &tls.Config{RootCAs: m.Pool()}, Verifier: m.verifier(id("gw"))}
 	defer d.Close()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
@@ -186,14 +174,14 @@ func TestCallers(t *testing.T) {
 func TestWhoAsks(t *testing.T) {
 	m := newMesh(t)
 	second := serve(t, m.server("second"), table{"svc.test:80": testnet.Echo(t).Addr()})
-	d := &Dialer{Gateway: second.Addr, TLS: m.client("alice"), Peers: []string{id("second")}, Baggage: "k8s.cluster.name=west"}
+	d := &Dialer{Gateway: second.Addr, TLS: m.client("alice"), Verifier: m.verifier(id("second")), Baggage: "k8s.cluster.name=west"}
 	defer d.Close()
 	c := tunneltest.Dial(t, d, "svc.test:80")
 	testnet.Ping(t, c, "hello")
 	_ = c.Close()
 	o := second.Reason(t, tunnel.Done)
-	if want := (tunnel.Peer{ID: id("alice"), Method: "mtls"}); o.Peer != want || o.Proto != "hbone" {
-		t.Errorf("%s by %+v, want hbone by %+v", o.Proto, o.Peer, want)
+	if caller := (tunnel.Peer{ID: id("alice"), Method: "mtls", Auth: o.Peer.Auth}); o.Peer != caller || o.Proto != "hbone" || caller.Auth == nil || caller.Auth.ServiceAccount != "alice" {
+		t.Errorf("%s by %+v, want hbone by %+v", o.Proto, o.Peer, caller)
 	}
 	if o.Unverified == nil || !isTrace(o.Unverified.Trace) || o.Unverified.Baggage != "k8s.cluster.name=west" || o.Unverified.Forwarded != "" {
 		t.Errorf("it said %+v, want a trace and the dialer's baggage", o.Unverified)
@@ -336,7 +324,7 @@ func TestDoubleDrain(t *testing.T) {
 		m := &mesh{m.CA, t}
 		inner := serve(t, m.server("workload"), routes)
 		outer := serve(t, m.server("gw"), table{"svc.test:443": inner.Addr})
-		d := &Double{Outer: m.newDialer(outer.Addr, id("gw")), TLS: m.client("alice"), Peers: []string{id("workload")}}
+		d := &Double{Outer: m.newDialer(outer.Addr, id("gw")), TLS: m.client("alice"), Verifier: m.verifier(id("workload"))}
 		d.Outer.inner().Idle = idleTimeout
 		t.Cleanup(func() { _ = d.Close() })
 		return tunneltest.Draining{
@@ -365,7 +353,7 @@ func TestDoubleEnds(t *testing.T) {
 		m := newMesh(t)
 		inner := serve(t, m.server("workload"), table{"svc.test:443": service})
 		outer := serve(t, m.server("gw"), table{"svc.test:443": inner.Addr})
-		d := &Double{Outer: m.newDialer(outer.Addr, id("gw")), TLS: m.client("alice"), Peers: []string{id("workload")}}
+		d := &Double{Outer: m.newDialer(outer.Addr, id("gw")), TLS: m.client("alice"), Verifier: m.verifier(id("workload"))}
 		t.Cleanup(func() { _ = d.Close() })
 		return d, "svc.test:443"
 	}, nil)
@@ -375,13 +363,13 @@ func TestDoubleEnds(t *testing.T) {
 // neither for the first server nor for the one behind it.
 func TestTrust(t *testing.T) {
 	cas := map[string]*testca.CA{}
-	trust := map[string]*x509.CertPool{}
+	var trust []*identity.Trust
 	for _, domain := range []string{"a.test", "b.test"} {
 		ca, err := testca.New(domain, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
-		cas[domain], trust[domain] = ca, ca.Pool()
+		cas[domain], trust = ca, append(trust, identity.NewTrust(domain, ca.Root()))
 	}
 	m := newMesh(t)
 	to := testnet.Echo(t).Addr()
@@ -394,41 +382,38 @@ func TestTrust(t *testing.T) {
 			t.Fatal(err)
 		}
 		keys := m.server("gw")
-		keys.Certificates = []tls.Certificate{pair.TLS}
+		keys.Certificates = []*identity.Key{identity.NewKey(&pair.TLS)}
 		return serve(t, keys, table{"svc.test:80": to}).Addr
-	}
-	both := m.Pool()
-	for _, ca := range cas {
-		both.AddCert(ca.Root())
 	}
 	one := []string{"spiffe://a.test/gw"}
 	peers := append(one, "spiffe://b.test")
 	for _, tt := range []struct {
 		by, domain string
-		trust      map[string]*x509.CertPool
+		trust      []*identity.Trust
 		peers      []string
 		want       string // in the error; "" for none
 	}{
 		{"a.test", "a.test", trust, peers, ""},
 		{"b.test", "b.test", trust, peers, ""},
-		{"a.test", "b.test", trust, peers, "unknown authority"},
-		{"b.test", "a.test", trust, peers, "unknown authority"},
-		{"a.test", "c.test", trust, append(peers, "spiffe://c.test"), `no CA is configured for the trust domain of the server, "c.test"`},
-		{"a.test", "a.test", nil, one, ""},
-		{"a.test", "a.test", nil, peers, "not known which CA speaks for which"},
+		{"a.test", "b.test", trust, peers, `of trust domain "b.test", and its certificate is signed by a CA of ["a.test"]`},
+		{"b.test", "a.test", trust, peers, `of trust domain "a.test", and its certificate is signed by a CA of ["b.test"]`},
+		{"a.test", "c.test", trust, append(peers, "spiffe://c.test"), `the server's trust domain is "c.test", want one of ["a.test" "b.test"]`},
+		{"a.test", "a.test", trust[:1], one, ""},
+		{"b.test", "b.test", trust, one, "want one of"},
+		{"a.test", "a.test", nil, peers, "no CA is configured"},
 	} {
 		t.Run(tt.by+" for "+tt.domain, func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), patience)
 			defer cancel()
-			keys := &tls.Config{Certificates: m.client("alice").Certificates, RootCAs: both}
+			keys := m.client("alice")
 			bad := server(t, tt.by, tt.domain, to)
-			good := &Dialer{Gateway: serve(t, m.server("gw"), table{"svc.test:80": bad}).Addr, TLS: keys, Peers: []string{id("gw")}}
+			good := &Dialer{Gateway: serve(t, m.server("gw"), table{"svc.test:80": bad}).Addr, TLS: keys, Verifier: m.verifier(id("gw"))}
 			for name, d := range map[string]interface {
 				tunnel.Dialer
 				io.Closer
 			}{
-				"first":  &Dialer{Gateway: bad, TLS: keys, Peers: tt.peers, Trust: tt.trust},
-				"second": &Double{Outer: good, TLS: keys, Peers: tt.peers, Trust: tt.trust},
+				"first":  &Dialer{Gateway: bad, TLS: keys, Verifier: verifier(tt.peers, tt.trust...)},
+				"second": &Double{Outer: good, TLS: keys, Verifier: verifier(tt.peers, tt.trust...)},
 			} {
 				defer d.Close()
 				c, err := d.DialContext(ctx, "tcp", "svc.test:80")

@@ -16,7 +16,7 @@
 // are behind two: the first one ends its own connection and passes on another,
 // which it can't read, to whichever endpoint it likes.
 //
-//	d := &hbone.Dialer{Gateway: "gw.west.example.com:15008", TLS: keys, Peers: []string{"spiffe://west.example/ns/istio-system/sa/eastwest"}}
+//	d := &hbone.Dialer{Gateway: "gw.west.example.com:15008", TLS: keys, Verifier: verifier}
 //	defer d.Close()
 //	conn, err := d.DialContext(ctx, "tcp", "db.default.svc.cluster.local:5432")
 //

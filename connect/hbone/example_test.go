@@ -8,6 +8,7 @@ import (
 	"io"
 
 	"culvert.dev/connect/hbone"
+	"culvert.dev/identity"
 	"culvert.dev/internal/termination"
 	"culvert.dev/internal/testca"
 	"culvert.dev/internal/testnet"
@@ -33,11 +34,12 @@ func Example() {
 		fmt.Println(err)
 		return
 	}
+	trust := []*identity.Trust{identity.NewTrust("cluster.local", ca.Root())}
 	p := &termination.Protocol{Hello: &sni.Protocol{Nameless: true}}
 	err = p.Use(termination.Item{
 		Keys: &termination.Keys{
-			Certificates: []tls.Certificate{server.TLS},
-			Trust:        map[string][]*x509.Certificate{"cluster.local": {ca.Root()}},
+			Certificates: []*identity.Key{identity.NewKey(&server.TLS)},
+			Trust:        trust,
 		},
 		Any:   true, // an HBONE client sends no server name
 		Inner: []tunnel.Protocol{&hbone.Protocol{}}, ALPN: []termination.Offer{{Name: "h2"}},
@@ -55,8 +57,11 @@ func Example() {
 
 	d := &hbone.Dialer{
 		Gateway: gateway,
-		TLS:     &tls.Config{Certificates: []tls.Certificate{client.TLS}, RootCAs: ca.Pool()},
-		Peers:   []string{"spiffe://cluster.local/ns/istio-system/sa/gateway"},
+		TLS:     &tls.Config{Certificates: []tls.Certificate{client.TLS}},
+		Verifier: &identity.Verifier{
+			Trust: trust,
+			Want:  identity.Expectation{Usage: x509.ExtKeyUsageServerAuth, IDs: []string{"spiffe://cluster.local/ns/istio-system/sa/gateway"}},
+		},
 	}
 	defer d.Close()
 	conn, err := d.DialContext(context.Background(), "tcp", "db.shop.svc.cluster.local:5432")

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"culvert.dev/identity"
 	"culvert.dev/internal/termination"
 	"culvert.dev/internal/testca"
 	"culvert.dev/internal/testnet"
@@ -68,7 +69,8 @@ func id(name string) string { return "spiffe://cluster.local/ns/test/sa/" + name
 
 // server returns the keys of a server that asks its clients who they are.
 func (m *mesh) server(name string, more ...string) *termination.Keys {
-	return &termination.Keys{Certificates: []tls.Certificate{m.issue(name, more...)}, Trust: map[string][]*x509.Certificate{"cluster.local": {m.Root()}}}
+	pair := m.issue(name, more...)
+	return &termination.Keys{Certificates: []*identity.Key{identity.NewKey(&pair)}, Trust: []*identity.Trust{identity.NewTrust("cluster.local", m.Root())}}
 }
 
 // client returns what a workload dials with.
@@ -76,9 +78,19 @@ func (m *mesh) client(name string) *tls.Config {
 	return &tls.Config{Certificates: []tls.Certificate{m.issue(name)}, RootCAs: m.Pool()}
 }
 
+// verifier returns what verifies servers of the mesh, which must be one of peers.
+func (m *mesh) verifier(peers ...string) *identity.Verifier {
+	return verifier(peers, identity.NewTrust("cluster.local", m.Root()))
+}
+
+// verifier returns what verifies servers by trust, which must be one of peers.
+func verifier(peers []string, trust ...*identity.Trust) *identity.Verifier {
+	return &identity.Verifier{Trust: trust, Want: identity.Expectation{Usage: x509.ExtKeyUsageServerAuth, IDs: peers}}
+}
+
 // newDialer returns a Dialer that ends with the test.
 func (m *mesh) newDialer(addr string, peers ...string) *Dialer {
-	d := &Dialer{Gateway: addr, TLS: m.client("alice"), Peers: peers}
+	d := &Dialer{Gateway: addr, TLS: m.client("alice"), Verifier: m.verifier(peers...)}
 	d.inner().Idle = 100 * time.Millisecond // the suites count what is left
 	m.t.Cleanup(func() { _ = d.Close() })
 	return d

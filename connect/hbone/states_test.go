@@ -19,6 +19,7 @@ import (
 
 	"culvert.dev/connect/connecttest"
 	"culvert.dev/connect/h2"
+	"culvert.dev/identity"
 	"culvert.dev/internal/testca"
 	"culvert.dev/internal/testnet"
 	"culvert.dev/tunnel"
@@ -73,7 +74,10 @@ func fuzzStates(f *testing.F, client bool) {
 
 // serverKeys are of a server for any name here, and the TLS of its clients:
 // whatever the time is, as the clock of synctest begins in the year 2000.
-var serverKeys = sync.OnceValues(func() (server, client *tls.Config) {
+var serverKeys = sync.OnceValue(func() (k struct {
+	server, client *tls.Config
+	known          *identity.Verifier
+}) {
 	ca, err := testca.New("cluster.local", nil)
 	if err != nil {
 		panic(err)
@@ -83,8 +87,11 @@ var serverKeys = sync.OnceValues(func() (server, client *tls.Config) {
 		panic(err)
 	}
 	now := time.Now()
-	return &tls.Config{Certificates: []tls.Certificate{pair.TLS}, NextProtos: []string{"h2"}, MinVersion: tls.VersionTLS13, SessionTicketsDisabled: true, CurvePreferences: []tls.CurveID{tls.X25519}},
-		&tls.Config{RootCAs: ca.Pool(), Time: func() time.Time { return now }, CurvePreferences: []tls.CurveID{tls.X25519}}
+	k.server = &tls.Config{Certificates: []tls.Certificate{pair.TLS}, NextProtos: []string{"h2"}, MinVersion: tls.VersionTLS13, SessionTicketsDisabled: true, CurvePreferences: []tls.CurveID{tls.X25519}}
+	k.client = &tls.Config{CurvePreferences: []tls.CurveID{tls.X25519}}
+	k.known = verifier([]string{"spiffe://cluster.local"}, identity.NewTrust("cluster.local", ca.Root()))
+	k.known.Time = func() time.Time { return now }
+	return k
 })
 
 // A machine is a peer that does what its input says.
@@ -205,20 +212,19 @@ func (m *machine) start() {
 }
 
 func (m *machine) startClient(near, far net.Conn) {
-	server, client := serverKeys()
-	peers := []string{"spiffe://cluster.local"}
-	dialer := &Dialer{Gateway: "gw.test:15008", Dialer: testnet.DialOnce(far), TLS: client, Peers: peers}
+	keys := serverKeys()
+	dialer := &Dialer{Gateway: "gw.test:15008", Dialer: testnet.DialOnce(far), TLS: keys.client, Verifier: keys.known}
 	m.d = dialer
 	if m.double {
-		m.d = &Double{Outer: dialer, TLS: client, Peers: peers}
+		m.d = &Double{Outer: dialer, TLS: keys.client, Verifier: keys.known}
 	}
 	m.work.Go(func() { m.dial(9) })
-	m.outer = m.newLevel(tls.Server(near, server))
+	m.outer = m.newLevel(tls.Server(near, keys.server))
 	synctest.Wait()
 	m.outer.answer(honestStream, "200")
 	synctest.Wait()
 	if m.double { // the outer tunnel carries the inner connection
-		m.inner = m.newLevel(tls.Server(m.outer.carry(honestStream), server))
+		m.inner = m.newLevel(tls.Server(m.outer.carry(honestStream), keys.server))
 		synctest.Wait()
 		m.inner.answer(honestStream, "200")
 	}

@@ -127,7 +127,7 @@ func TestOpenSSLMeetsTheGatewaysTLS(t *testing.T) {
 		says       string
 	}{
 		{"no certificate", own, nil, "alert certificate required"},
-		{"of another CA", own, []string{"-cert", w.wrongCert, "-key", w.wrongKey}, "alert unknown ca"},
+		{"of another CA", own, []string{"-cert", w.wrongCert, "-key", w.wrongKey}, "alert bad certificate"},
 		{"TLS 1.2, where 1.3 is the least", own, []string{"-tls1_2"}, "alert protocol version"},
 		{"an ALPN that nobody speaks", own, []string{"-alpn", "imap"}, "no application protocol"},
 		{"HTTP/2 by ALPN", all, []string{"-alpn", "http/1.1,h2"}, "ALPN protocol: h2"},

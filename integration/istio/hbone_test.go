@@ -96,11 +96,10 @@ func TestTheirServer(t *testing.T) {
 	}
 
 	other := newMesh(t)
-	wrong := &hbone.Dialer{Gateway: addr, TLS: other.client("mallory"), Peers: []string{id("istio")}}
-	wrong.TLS.RootCAs = m.ca.Pool()
+	wrong := &hbone.Dialer{Gateway: addr, TLS: other.client("mallory"), Verifier: m.verifier("istio")}
 	defer wrong.Close()
 	refused(t, wrong, to, "unknown certificate authority")
-	refused(t, m.ours(addr, "somebody"), to, "the server is")
+	refused(t, m.ours(addr, "somebody"), to, "the server's id is")
 }
 
 // TestDouble has Istio's double dialer go through our server to another of
@@ -123,7 +122,7 @@ func TestDouble(t *testing.T) {
 	t.Run("ours to theirs behind ours", func(t *testing.T) {
 		m := &mesh{t, m.ca}
 		outer := m.gateway(m.istioServer(istio.NewServer()))
-		d := &hbone.Double{Outer: m.ours(outer, "gw"), TLS: m.client("alice"), Peers: []string{id("istio")}}
+		d := &hbone.Double{Outer: m.ours(outer, "gw"), TLS: m.client("alice"), Verifier: m.verifier("istio")}
 		defer d.Close()
 		// Both are asked for the same name, and theirs looks it up by itself.
 		_, port, _ := net.SplitHostPort(plain)
@@ -139,7 +138,7 @@ func TestDouble(t *testing.T) {
 		keys.GetConfigForClient = func(*tls.ClientHelloInfo) (*tls.Config, error) { return each, nil }
 		addr := m.istioServer(istio.NewDoubleHBONEServer(keys))
 		_, port, _ := net.SplitHostPort(plain)
-		d := &hbone.Double{Outer: m.ours(addr, "istio"), TLS: m.client("alice"), Peers: []string{id("istio")}}
+		d := &hbone.Double{Outer: m.ours(addr, "istio"), TLS: m.client("alice"), Verifier: m.verifier("istio")}
 		defer d.Close()
 		if err := exchange(dial(t, d, "localhost:"+port), strings.Repeat("double", 10000)); err != nil {
 			t.Error(err)

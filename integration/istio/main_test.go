@@ -16,6 +16,7 @@ import (
 	"go.uber.org/goleak"
 
 	"culvert.dev/connect/hbone"
+	"culvert.dev/identity"
 	"culvert.dev/internal/gateway"
 	"culvert.dev/internal/termination"
 	"culvert.dev/internal/testca"
@@ -85,7 +86,8 @@ func (m *mesh) gateway(addr string) string {
 	t := m.t
 	t.Helper()
 	p := &termination.Protocol{Hello: &sni.Protocol{Nameless: true}}
-	keys := &termination.Keys{Certificates: []tls.Certificate{m.issue("gw")}, Trust: map[string][]*x509.Certificate{"cluster.local": {m.ca.Root()}}}
+	pair := m.issue("gw")
+	keys := &termination.Keys{Certificates: []*identity.Key{identity.NewKey(&pair)}, Trust: []*identity.Trust{m.trust()}}
 	if err := p.Use(termination.Item{Keys: keys, Any: true, Inner: []tunnel.Protocol{&hbone.Protocol{Via: "ours"}}, ALPN: []termination.Offer{{Name: "h2"}}}); err != nil {
 		t.Fatal(err)
 	}
@@ -140,9 +142,17 @@ func (m *mesh) istioServer(s *http.Server) string {
 	return ln.Addr().String()
 }
 
+// trust has the CA of the mesh.
+func (m *mesh) trust() *identity.Trust { return identity.NewTrust("cluster.local", m.ca.Root()) }
+
+// verifier verifies that a server of the mesh is peer.
+func (m *mesh) verifier(peer string) *identity.Verifier {
+	return &identity.Verifier{Trust: []*identity.Trust{m.trust()}, Want: identity.Expectation{Usage: x509.ExtKeyUsageServerAuth, IDs: []string{id(peer)}}}
+}
+
 // ours is our dialer to addr.
 func (m *mesh) ours(addr, peer string) *hbone.Dialer {
-	d := &hbone.Dialer{Gateway: addr, TLS: m.client("alice"), Peers: []string{id(peer)}}
+	d := &hbone.Dialer{Gateway: addr, TLS: m.client("alice"), Verifier: m.verifier(peer)}
 	m.t.Cleanup(func() { _ = d.Close() })
 	return d
 }

@@ -5,6 +5,7 @@ package reliability
 import (
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
@@ -21,6 +22,7 @@ import (
 	"culvert.dev/connect/proxyproto"
 	"culvert.dev/connect/socks5"
 	"culvert.dev/connect/ws"
+	"culvert.dev/identity"
 	"culvert.dev/internal/gateway/upstream"
 	"culvert.dev/internal/testca"
 	"culvert.dev/internal/testnet"
@@ -58,7 +60,7 @@ func everyWayOf(t *testing.T, ca *testca.CA, from, service string, o options) *g
   - {address: "udp://IP:8444", tls: {certificateFile: gw.crt, keyFile: gw.key}}
   - {address: "IP:8445", protocols: [proxy], proxyProtocol: {from: ["FROM"]}}
   - {address: "IP:8446", service: "SERVICE:443", proxyProtocol: {from: ["FROM"]}}
-  - {address: "IP:15008", tls: {certificateFile: gw.crt, keyFile: gw.key, clientCAFile: ca.crt, protocols: [hbone]}}
+  - {address: "IP:15008", tls: {certificateFile: gw.crt, keyFile: gw.key, clientCAFile: ca.crt, trustDomains: [carry.test], protocols: [hbone]}}
 `)
 	g.opts.More = fmt.Sprintf("servicePorts: {range: 8500-8500, address: %s, state: ports.json}", g.ip)
 	return g
@@ -108,7 +110,21 @@ func newCA(t *testing.T) (*testca.CA, *tls.Config) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	pair.TLS.Certificate = append(pair.TLS.Certificate, ca.Root().Raw) // for verifier
 	return ca, &tls.Config{Certificates: []tls.Certificate{pair.TLS}, RootCAs: ca.Pool()}
+}
+
+// verifier verifies servers of the trust domain of keys, which newCA has made.
+func verifier(t *testing.T, keys *tls.Config) *identity.Verifier {
+	t.Helper()
+	root, err := x509.ParseCertificate(keys.Certificates[0].Certificate[1])
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &identity.Verifier{
+		Trust: []*identity.Trust{identity.NewTrust("carry.test", root)},
+		Want:  identity.Expectation{Usage: x509.ExtKeyUsageServerAuth, IDs: []string{"spiffe://carry.test"}},
+	}
 }
 
 const clientID = "spiffe://carry.test/client"
@@ -151,7 +167,7 @@ func relayed(t *testing.T, ca *testca.CA, far *gateway) *gateway {
 func relayedOf(t *testing.T, ca *testca.CA, far *gateway, o options) *gateway {
 	t.Helper()
 	g := withKeysOf(t, ca, o)
-	g.opts.Listeners = fmt.Sprintf("  - {address: %q, tls: {certificateFile: gw.crt, keyFile: gw.key, clientCAFile: ca.crt, protocols: [hbone]}}\n", g.ip+portHBONE)
+	g.opts.Listeners = fmt.Sprintf("  - {address: %q, tls: {certificateFile: gw.crt, keyFile: gw.key, clientCAFile: ca.crt, trustDomains: [carry.test], protocols: [hbone]}}\n", g.ip+portHBONE)
 	g.serve("  - {names: [chaos.test, \"*.out.test\"], endpoints: [\"" + far.ip + portHBONE + "\"]}\n" + service("far.test", far.addr))
 	return g
 }
@@ -175,14 +191,14 @@ type carrier struct {
 // outer, and keys are the client's. They are closed with the test.
 func carriers(t *testing.T, far, outer *gateway, keys *tls.Config) []carrier {
 	direct := source(1)
-	peers := []string{"spiffe://carry.test"}
+	known := verifier(t, keys)
 	ways := []carrier{
 		{"connect in TLS", &connect.Dialer{Proxy: far.ip + portTLS, Dialer: direct, TLS: keys}, false},
 		{"connect-h2", &h2.Dialer{Proxy: far.addr, Dialer: direct}, false},
 		{"connect-h2 in TLS", &h2.Dialer{Proxy: far.ip + portTLS, Dialer: direct, TLS: keys}, false},
 		{"connect-h3", &h3.Dialer{Proxy: far.ip + portTLS, TLS: keys}, false},
-		{"hbone", &hbone.Dialer{Gateway: far.ip + portHBONE, Dialer: direct, TLS: keys, Peers: peers}, false},
-		{"double hbone", &hbone.Double{Outer: &hbone.Dialer{Gateway: outer.ip + portHBONE, Dialer: direct, TLS: keys, Peers: peers}, TLS: keys, Peers: peers}, false},
+		{"hbone", &hbone.Dialer{Gateway: far.ip + portHBONE, Dialer: direct, TLS: keys, Verifier: known}, false},
+		{"double hbone", &hbone.Double{Outer: &hbone.Dialer{Gateway: outer.ip + portHBONE, Dialer: direct, TLS: keys, Verifier: known}, TLS: keys, Verifier: known}, false},
 		{"websocket", &ws.Dialer{URL: "ws://" + far.addr, Dialer: direct}, false},
 		{"websocket in TLS", &ws.Dialer{URL: "wss://" + far.ip + portTLS, Dialer: direct, TLS: keys}, false},
 		{overHTTP2, upstream.NewWebSocketDialer(&ws.Dialer{URL: "wss://" + far.ip + portTLS, Dialer: direct, TLS: keys}), false},

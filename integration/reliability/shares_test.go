@@ -212,7 +212,7 @@ func TestAbortsSoonAfterTheAnswer(t *testing.T) {
 	}
 	for i, way := range []carrier{
 		{"connect-h2", &h2.Dialer{Proxy: g.addr, Dialer: source(1)}, false},
-		{"hbone", &hbone.Dialer{Gateway: g.ip + portHBONE, Dialer: source(2), TLS: keys, Peers: []string{"spiffe://carry.test"}}, false},
+		{"hbone", &hbone.Dialer{Gateway: g.ip + portHBONE, Dialer: source(2), TLS: keys, Verifier: verifier(t, keys)}, false},
 		{overHTTP2, upstream.NewWebSocketDialer(&ws.Dialer{URL: "wss://" + g.ip + portTLS, Dialer: source(3), TLS: keys}), false},
 		{"connect-h3", &h3.Dialer{Proxy: g.ip + portTLS, TLS: keys}, false},
 	} {

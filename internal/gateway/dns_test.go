@@ -84,7 +84,11 @@ func startDNS(t *testing.T, delay time.Duration) *dnsRig {
 	}
 	d.Listeners = append(d.Listeners, DNSListener{Transport: dns.UDP, Address: "127.0.0.1:0", View: "east"})
 	keys, _ := gatewayKeys(t)
-	d.Use(keys.Certificates[0])
+	pair, err := keys.Certificates[0].Certificate()
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.Use(*pair)
 	var g *Gateway
 	d.Server.Names = func() dns.Names {
 		if g == nil || g.registry.Table() == nil {
@@ -92,7 +96,7 @@ func startDNS(t *testing.T, delay time.Duration) *dnsRig {
 		}
 		return viewNames{}
 	}
-	g, err := New(t.Context(), Config{
+	g, err = New(t.Context(), Config{
 		DNS: d, Sources: []registry.Source{r.source}, DrainDelay: delay, DrainTimeout: 10 * time.Second, Admin: "127.0.0.1:0",
 		Log: slog.New(slog.NewTextHandler(r.log, &slog.HandlerOptions{Level: slog.LevelDebug})),
 	})

@@ -31,7 +31,7 @@ func (e *edge) endsFor(clients *testca.CA, protocols []string, names ...string) 
 		t.Names = append(t.Names, pattern(n))
 	}
 	if clients != nil {
-		t.ClientCAs = string(clients.CertPEM)
+		t.Trust = map[string]string{clients.TrustDomain: string(clients.CertPEM)}
 	}
 	return t
 }

@@ -1,7 +1,6 @@
 package gateway
 
 import (
-	"crypto/tls"
 	"net/netip"
 	"strings"
 	"testing"
@@ -9,6 +8,7 @@ import (
 	"culvert.dev/connect"
 	"culvert.dev/connect/h2"
 	"culvert.dev/connect/hbone"
+	"culvert.dev/identity"
 	"culvert.dev/internal/gateway/upstream"
 	"culvert.dev/internal/termination"
 	"culvert.dev/internal/testca"
@@ -27,7 +27,7 @@ func startTLS(t *testing.T, ca *testca.CA, name string, inner tunnel.Protocol, s
 		t.Fatal(err)
 	}
 	p := &termination.Protocol{Hello: &sni.Protocol{Nameless: true}}
-	if err := p.Use(termination.Item{Keys: &termination.Keys{Certificates: []tls.Certificate{pair.TLS}, ClientCAs: ca.Pool()}, Any: true, Inner: []tunnel.Protocol{inner}, ALPN: []termination.Offer{{Name: "h2"}}}); err != nil {
+	if err := p.Use(termination.Item{Keys: &termination.Keys{Certificates: []*identity.Key{identity.NewKey(&pair.TLS)}, Trust: []*identity.Trust{identity.NewTrust(ca.TrustDomain, ca.Root())}}, Any: true, Inner: []tunnel.Protocol{inner}, ALPN: []termination.Offer{{Name: "h2"}}}); err != nil {
 		t.Fatal(err)
 	}
 	return startWith(t, name, []tunnel.Protocol{p}, services...)

@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"culvert.dev/identity"
 	"culvert.dev/internal/gateway/inbound"
 
 	"culvert.dev/connect/h3"
@@ -41,7 +42,7 @@ func gatewayKeys(t *testing.T) (*termination.Keys, string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &termination.Keys{Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}}},
+	return &termination.Keys{Certificates: []*identity.Key{identity.NewKey(&tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key})}},
 		string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}))
 }
 
@@ -88,7 +89,11 @@ func startHTTP3With(t *testing.T, keys *termination.Keys, alone bool, drainTimeo
 func serveHTTP3(t *testing.T, routes tunnel.Resolver) (addr, roots string) {
 	t.Helper()
 	keys, roots := gatewayKeys(t)
-	cfg := &tls.Config{Certificates: keys.Certificates, NextProtos: []string{"h3"}}
+	pair, err := keys.Certificates[0].Certificate()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg := &tls.Config{Certificates: []tls.Certificate{*pair}, NextProtos: []string{"h3"}}
 	c, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
 	if err != nil {
 		t.Fatal(err)

@@ -89,7 +89,7 @@ func TestEveryPartIsPluggedIn(t *testing.T) {
 	if g.upstreams.Via != cfg.Via || h.Server.Via != h.Via {
 		t.Errorf("this gateway calls itself %q and %q, want %q", g.upstreams.Via, h.Server.Via, cfg.Via)
 	}
-	if h.Server.Auth != connect.Authenticator(auth) || h.Server.Identify == nil {
-		t.Errorf("HTTP/3 asks for %v, and knows clients by their certificates: %v", h.Server.Auth, h.Server.Identify != nil)
+	if h.Server.Auth != connect.Authenticator(auth) || h.Server.TLS.GetConfigForClient == nil {
+		t.Errorf("HTTP/3 asks for %v, and knows clients by their certificates: %v", h.Server.Auth, h.Server.TLS.GetConfigForClient != nil)
 	}
 }

@@ -10,6 +10,7 @@ import (
 
 	"culvert.dev/connect/h3"
 	"culvert.dev/connect/hbone"
+	"culvert.dev/identity"
 	"culvert.dev/internal/gateway/upstream"
 	"culvert.dev/internal/termination"
 	"culvert.dev/internal/testca"
@@ -50,7 +51,7 @@ func TestTrustOverHTTP3(t *testing.T) {
 	a, b := twoDomains(t)
 	for _, alone := range []bool{true, false} {
 		keys, roots := gatewayKeys(t)
-		keys.Trust = map[string][]*x509.Certificate{"a.test": {a.Root()}, "b.test": {b.Root()}}
+		keys.Trust = []*identity.Trust{identity.NewTrust("a.test", a.Root()), identity.NewTrust("b.test", b.Root())}
 		far, _ := startHTTP3With(t, keys, alone, 0, service(testnet.Echo(t).Addr()))
 		pool := x509.NewCertPool()
 		pool.AppendCertsFromPEM([]byte(roots))
@@ -78,7 +79,7 @@ func TestTrustOfHops(t *testing.T) {
 	mesh := newCA(t)
 	start := func(pair *testca.Pair, to string) string {
 		p := &termination.Protocol{Hello: &sni.Protocol{Nameless: true}}
-		if err := p.Use(termination.Item{Keys: &termination.Keys{Certificates: []tls.Certificate{pair.TLS}, ClientCAs: mesh.Pool()}, Any: true, Inner: []tunnel.Protocol{&hbone.Protocol{}}, ALPN: []termination.Offer{{Name: "h2"}}}); err != nil {
+		if err := p.Use(termination.Item{Keys: &termination.Keys{Certificates: []*identity.Key{identity.NewKey(&pair.TLS)}, Trust: []*identity.Trust{identity.NewTrust(mesh.TrustDomain, mesh.Root())}}, Any: true, Inner: []tunnel.Protocol{&hbone.Protocol{}}, ALPN: []termination.Offer{{Name: "h2"}}}); err != nil {
 			t.Fatal(err)
 		}
 		return startWith(t, pair.TLS.Leaf.URIs[0].Host, []tunnel.Protocol{p}, service(to))
@@ -112,7 +113,7 @@ func TestTrustOfHops(t *testing.T) {
 			if err == nil {
 				_ = c.Close()
 			}
-			if (err == nil) != tt.ok || err != nil && !strings.Contains(err.Error(), "unknown authority") {
+			if (err == nil) != tt.ok || err != nil && !strings.Contains(err.Error(), "is signed by a CA of [\""+tt.by.TrustDomain+"\"]") {
 				t.Errorf("%s, signed by the CA of %s, behind another: %v: got %v, want it accepted: %v", tt.id, tt.by.TrustDomain, len(hop.InnerPeers) > 0, err, tt.ok)
 			}
 		}

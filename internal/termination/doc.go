@@ -4,11 +4,11 @@
 //	one, two := &connect.Protocol{}, &h2.Protocol{}
 //	p := &termination.Protocol{Hello: &sni.Protocol{}, Pass: true}
 //	if err := p.Use(termination.Item{
-//		Keys:  &termination.Keys{Certificates: []tls.Certificate{pair}, ClientCAs: pool},
+//		Keys:  &termination.Keys{Certificates: []*identity.Key{store.Key("edge")}, Trust: []*identity.Trust{store.Trust("corp.example")}},
 //		Inner: []tunnel.Protocol{one, two},
 //		ALPN:  []termination.Offer{{"h2", []tunnel.Protocol{two}}, {"http/1.1", []tunnel.Protocol{one}}},
 //	}, termination.Item{
-//		Keys:  &termination.Keys{Certificates: []tls.Certificate{shop}, Names: names},
+//		Keys:  &termination.Keys{Certificates: []*identity.Key{store.Key("shop")}, Names: names},
 //		Inner: []tunnel.Protocol{termination.Plain{}},
 //	}); err != nil {
 //		return err
@@ -21,13 +21,13 @@
 // asks of clients, and what is inside: further protocols, or the Plain stream for the
 // service with that name.
 //
-// A client certificate is verified by Keys.ClientCAs or Keys.Trust, and its identity
-// becomes the Peer of every request inside (see PeerOf). With neither, no client has
-// an identity, whatever its certificate.
+// A client certificate is verified by Keys.Trust, and its identity becomes the Peer of
+// every request inside (see identity.Verifier). Without, no client has an identity,
+// whatever its certificate.
 //
-// Use may be called at any time: later connections have the new keys, and those that
-// are open are not touched. No session is ever resumed, so nothing of old keys
-// survives.
+// Use may be called at any time, and keys and trust may be replaced at any time: later
+// connections have the new ones, and those that are open are not touched. No session is
+// ever resumed, so nothing of old keys survives.
 //
 // The handshake and the preamble inside have the listener's one deadline
 // together, and the handshake may have MaxHandshake bytes. The end of a stream is

@@ -3,7 +3,6 @@ package termination
 import (
 	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
@@ -49,27 +48,4 @@ func Client(ctx context.Context, c net.Conn, config *tls.Config) (net.Conn, erro
 	}
 	transport.carry()
 	return &stream{Conn: t, transport: transport, peer: "service"}, nil
-}
-
-// verifyClient sets the verified chains of a client that may also have none, and
-// leaves them empty if peerOf would refuse the client.
-func verifyClient(cs *tls.ConnectionState, roots *x509.CertPool, t trust) {
-	n := len(cs.PeerCertificates)
-	if n == 0 || n > maxChain {
-		return
-	}
-	between := x509.NewCertPool()
-	for _, c := range cs.PeerCertificates[1:] {
-		between.AddCert(c)
-	}
-	chains, err := cs.PeerCertificates[0].Verify(x509.VerifyOptions{
-		Roots: roots, Intermediates: between, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
-	})
-	if err != nil {
-		return
-	}
-	cs.VerifiedChains = chains
-	if _, err := peerOf(cs, t); err != nil {
-		cs.VerifiedChains = nil
-	}
 }

@@ -9,6 +9,7 @@ import (
 
 	"culvert.dev/connect"
 	"culvert.dev/connect/h2"
+	"culvert.dev/identity"
 	"culvert.dev/internal/testca"
 	"culvert.dev/internal/testnet"
 	"culvert.dev/sni"
@@ -56,6 +57,22 @@ func issue(t testing.TB, ca *testca.CA, name string, names ...string) *testca.Pa
 		t.Fatal(err)
 	}
 	return pair
+}
+
+// keysOf returns keys with these certificates.
+func keysOf(certs ...tls.Certificate) (keys []*identity.Key) {
+	for i := range certs {
+		keys = append(keys, identity.NewKey(&certs[i]))
+	}
+	return keys
+}
+
+// trusting returns trust in which each CA speaks for its own domain.
+func trusting(cas ...*testca.CA) (all []*identity.Trust) {
+	for _, ca := range cas {
+		all = append(all, identity.NewTrust(ca.TrustDomain, ca.Root()))
+	}
+	return all
 }
 
 // terminating makes a Protocol that carries CONNECT, of both versions.

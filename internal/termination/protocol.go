@@ -108,12 +108,12 @@ func (p *Protocol) Inner() (all []tunnel.Protocol) {
 	return all
 }
 
-// Config returns how TLS for n is terminated, for a caller that does so without Protocol;
-// nil where it is not terminated here. PeerOf returns the identity of the client, whose
-// certificate was checked when the handshake is complete.
-func (p *Protocol) Config(n tunnel.Name) *tls.Config {
+// Config returns how TLS for n is terminated, for one handshake of a caller that does so
+// without Protocol; nil where it is not terminated here. verified is called with the
+// identity of a client that has one; it is only true if the handshake completes.
+func (p *Protocol) Config(n tunnel.Name, verified func(tunnel.Peer)) *tls.Config {
 	if i := p.items.Load().find(n); i != nil {
-		return i.keys.config
+		return i.keys.configFor(verified)
 	}
 	return nil
 }
@@ -235,7 +235,8 @@ func reserveMemory(ctx context.Context) (held tunnel.BufferAccount, err error) {
 func (r *KeySet) handshake(ctx context.Context, c *tunnel.Conn, asked *tunnel.Request, held *tunnel.BufferAccount) (inner *tunnel.Conn, alpn string, err error) {
 	defer held.Set(0)
 	transport := &tlsTransport{Conn: c, left: MaxHandshake}
-	t := tls.Server(transport, r.config)
+	var peer tunnel.Peer
+	t := tls.Server(transport, r.configFor(func(p tunnel.Peer) { peer = p }))
 	if err := t.HandshakeContext(ctx); err != nil {
 		return nil, "", failed(ctx, c, transport, err)
 	}
@@ -246,24 +247,28 @@ func (r *KeySet) handshake(ctx context.Context, c *tunnel.Conn, asked *tunnel.Re
 		_ = c.Abort()
 		return nil, "", tunnel.Refusef(tunnel.Internal, "termination: the hello was read for %q and then for %q", asked.Name, name)
 	}
-	if r.verify != nil {
-		r.verify(&cs)
-	}
-	peer, err := PeerOf(&cs) // VerifyConnection has checked it
-	if err != nil {
-		_ = c.Abort()
-		return nil, "", err
-	}
 	transport.carry()
-	ended := tunnel.EndedTLS{ServerName: asked.Name, ALPN: asked.ALPN, Peer: peer}
+	ended := tunnel.EndedTLS{ServerName: asked.Name, ALPN: asked.ALPN, Peer: peer, Exporter: exporter{t}.export}
+	if peer.Method != "" {
+		ended.Chain = cs.PeerCertificates
+	}
 	return c.Nest(&stream{Conn: t, transport: transport, peer: "client"}, ended), cs.NegotiatedProtocol, nil
+}
+
+// An exporter exports keying material of a session.
+type exporter struct{ conn *tls.Conn }
+
+func (e exporter) export(label string, context []byte, length int) ([]byte, error) {
+	cs := e.conn.ConnectionState()
+	return cs.ExportKeyingMaterial(label, context, length)
 }
 
 // failed closes a connection whose handshake failed, so that an alert that was sent
 // arrives.
 func failed(ctx context.Context, c *tunnel.Conn, b *tlsTransport, err error) error {
 	why := tunnel.BadHello
-	switch bad := (*tls.CertificateVerificationError)(nil); {
+	refused, decided := errors.AsType[*tunnel.Error](err)
+	switch {
 	case ctx.Err() != nil:
 		why = tunnel.Drain
 		_ = c.Abort()
@@ -273,10 +278,13 @@ func failed(ctx context.Context, c *tunnel.Conn, b *tlsTransport, err error) err
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		_ = c.Abort()
 		return tunnel.Refusef(tunnel.HelloTimeout, "termination: the handshake is not complete in time, after %d bytes", b.received())
+	case decided: // before texts are looked at, which may have names of the client's in them
+		why = refused.Reason
+		c.CloseWithMessage(nil)
 	case errors.Is(err, io.EOF), b.broken(), strings.Contains(err.Error(), "remote error"):
 		why = tunnel.Gone // and perhaps said why, by an alert
 		_ = c.Close()
-	case errors.As(err, &bad), tunnel.ReasonOf(err) == tunnel.NoAuth, strings.Contains(err.Error(), "provide a certificate"):
+	case strings.Contains(err.Error(), "provide a certificate"):
 		why = tunnel.NoAuth
 		c.CloseWithMessage(nil)
 	default:

@@ -15,6 +15,7 @@ import (
 
 	"culvert.dev/connect"
 	"culvert.dev/connect/proxyproto"
+	"culvert.dev/identity"
 	"culvert.dev/internal/testnet"
 	"culvert.dev/sni"
 	"culvert.dev/tunnel"
@@ -30,9 +31,9 @@ func TestNames(t *testing.T) {
 		s := tls.Server(c, &tls.Config{Certificates: []tls.Certificate{service.TLS}})
 		_, _ = io.Copy(s, s)
 	})
-	keys := &Keys{Certificates: []tls.Certificate{
+	keys := &Keys{Certificates: keysOf(
 		issue(t, ca, "gw", "gw.test").TLS, issue(t, ca, "two", "two.test", "*.wild.test").TLS,
-	}}
+	)}
 	p := terminating(t, keys, false)
 	g := serve(t, table{"svc.test": passed, "a.wild.test": passed, "plain": testnet.Echo(t).Addr()}, tunnel.Limits{}, p, &connect.Protocol{})
 	for _, name := range []string{"gw.test", "GW.Test", "two.test"} {
@@ -72,7 +73,7 @@ func TestPassedUntouched(t *testing.T) {
 		b, _ := io.ReadAll(c)
 		got <- b
 	})
-	g := serve(t, table{"svc.test": to}, tunnel.Limits{}, terminating(t, &Keys{Certificates: []tls.Certificate{issue(t, ca, "gw", "gw.test").TLS}}, false))
+	g := serve(t, table{"svc.test": to}, tunnel.Limits{}, terminating(t, &Keys{Certificates: keysOf(issue(t, ca, "gw", "gw.test").TLS)}, false))
 	hello := append(helloFor(t, "svc.test"), "what follows"...)
 	c := tunneltest.Dial(t, new(net.Dialer), g.Addr)
 	for _, b := range hello {
@@ -105,9 +106,9 @@ func helloFor(t testing.TB, name string) []byte {
 // certificate, and who names somebody the one that has the name.
 func TestNoName(t *testing.T) {
 	ca := newCA(t, "example.test")
-	g := serve(t, table{"plain": testnet.Echo(t).Addr()}, tunnel.Limits{}, terminating(t, &Keys{Certificates: []tls.Certificate{
+	g := serve(t, table{"plain": testnet.Echo(t).Addr()}, tunnel.Limits{}, terminating(t, &Keys{Certificates: keysOf(
 		issue(t, ca, "first", "first.test").TLS, issue(t, ca, "second", "second.test", "*.wild.test").TLS,
-	}}, true))
+	)}, true))
 	for name, want := range map[string]string{"": "first", "second.test": "second", "a.wild.test": "second", "a.b.wild.test": "first", "nobody.test": "first"} {
 		var shown string
 		cfg := &tls.Config{ServerName: name, InsecureSkipVerify: true, VerifyConnection: func(cs tls.ConnectionState) error {
@@ -126,7 +127,7 @@ func TestNoName(t *testing.T) {
 // anything of another along.
 func TestKeysChange(t *testing.T) {
 	old, fresh := newCA(t, "old.test"), newCA(t, "fresh.test")
-	p := terminating(t, &Keys{Certificates: []tls.Certificate{issue(t, old, "gw", "gw.test").TLS}, ClientCAs: old.Pool()}, false)
+	p := terminating(t, &Keys{Certificates: keysOf(issue(t, old, "gw", "gw.test").TLS), Trust: trusting(old)}, false)
 	g := serve(t, table{"plain": testnet.Echo(t).Addr()}, tunnel.Limits{}, p)
 	cfg := roots(old, "gw.test")
 	cfg.Certificates = []tls.Certificate{issue(t, old, "alice").TLS}
@@ -146,7 +147,7 @@ func TestKeysChange(t *testing.T) {
 	if err := p.Use(carrying(&Keys{}, false)); err == nil {
 		t.Error("keys without a certificate are taken")
 	}
-	if err := p.Use(carrying(&Keys{Certificates: []tls.Certificate{issue(t, fresh, "gw", "gw.test").TLS}, ClientCAs: fresh.Pool()}, false)); err != nil {
+	if err := p.Use(carrying(&Keys{Certificates: keysOf(issue(t, fresh, "gw", "gw.test").TLS), Trust: trusting(fresh)}, false)); err != nil {
 		t.Fatal(err)
 	}
 	testnet.Ping(t, held, "after")
@@ -162,7 +163,7 @@ func TestKeysChange(t *testing.T) {
 // TestBadKeys: what can't be meant is refused before anybody connects.
 func TestBadKeys(t *testing.T) {
 	ca := newCA(t, "example.test")
-	certs := []tls.Certificate{issue(t, ca, "gw", "gw.test", "*.wild.test").TLS}
+	certs := keysOf(issue(t, ca, "gw", "gw.test", "*.wild.test").TLS)
 	name := func(s string) []tunnel.Pattern {
 		p, err := tunnel.ParsePattern(s)
 		if err != nil {
@@ -172,19 +173,17 @@ func TestBadKeys(t *testing.T) {
 	}
 	for want, k := range map[string]Keys{
 		"no certificate":             {},
-		"a certificate is empty":     {Certificates: []tls.Certificate{{}}},
+		"a certificate is empty":     {Certificates: keysOf(tls.Certificate{})},
 		"has the name \"b.test\"":    {Certificates: certs, Names: name("b.test")},
 		"has the name \"*.b.test":    {Certificates: certs, Names: name("*.b.test")},
-		"is not a trust domain":      {Certificates: certs, Trust: trust{"Example.test": {ca.Root()}}},
-		"has no trust domain":        {Certificates: certs, Trust: trust{}},
-		"is not known":               {Certificates: certs, Trust: trusting(ca), ClientCAs: ca.Pool()},
+		"is not a trust domain":      {Certificates: certs, Trust: []*identity.Trust{identity.NewTrust("Example.test", ca.Root())}},
 		"no CA to verify":            {Certificates: certs, Optional: true},
-		"\"example.test\" has no CA": {Certificates: certs, Trust: trust{"example.test": nil}},
+		"\"example.test\" has no CA": {Certificates: certs, Trust: []*identity.Trust{identity.NewTrust("example.test")}},
 		"and no CA to":               {Certificates: certs, Unverified: true},
 		"TLS 1.1 is too old":         {Certificates: certs, MinVersion: tls.VersionTLS11},
-		"a name that could end":      {Certificates: []tls.Certificate{issue(t, ca, "svid").TLS}},
-		"wildcards aside":            {Certificates: []tls.Certificate{issue(t, ca, "svid", "*.wild.test").TLS}},
-		"a name of a certificate:":   {Certificates: []tls.Certificate{issue(t, ca, "svid", "a..test").TLS}},
+		"a name that could end":      {Certificates: keysOf(issue(t, ca, "svid").TLS)},
+		"wildcards aside":            {Certificates: keysOf(issue(t, ca, "svid", "*.wild.test").TLS)},
+		"a name of a certificate:":   {Certificates: keysOf(issue(t, ca, "svid", "a..test").TLS)},
 	} {
 		if err := new(Protocol).Use(Item{Keys: &k}); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%+v: got %v, want %q", k, err, want)
@@ -200,7 +199,7 @@ func TestBadKeys(t *testing.T) {
 // TestBadInput is the table of docs/internals/protocols/tls.md.
 func TestBadInput(t *testing.T) {
 	ca := newCA(t, "example.test")
-	keys := &Keys{Certificates: []tls.Certificate{issue(t, ca, "gw", "gw.test").TLS}}
+	keys := &Keys{Certificates: keysOf(issue(t, ca, "gw", "gw.test").TLS)}
 	own := helloFor(t, "gw.test")
 	for _, tt := range []struct {
 		name   string
@@ -282,7 +281,7 @@ func versionHello(hello []byte, version uint16) []byte {
 // whatever comes, and the handshake has a limit in bytes.
 func TestLimits(t *testing.T) {
 	ca := newCA(t, "example.test")
-	keys := &Keys{Certificates: []tls.Certificate{issue(t, ca, "gw", "gw.test").TLS}, ClientCAs: ca.Pool()}
+	keys := &Keys{Certificates: keysOf(issue(t, ca, "gw", "gw.test").TLS), Trust: trusting(ca)}
 	limits := tunnel.Limits{HandshakeTimeout: 300 * time.Millisecond}
 
 	t.Run("handshake", func(t *testing.T) {
@@ -339,7 +338,7 @@ func (zeros) Read(p []byte) (int, error) { return len(p), nil }
 // the tunnel's end.
 func TestOneConnection(t *testing.T) {
 	ca := newCA(t, "example.test")
-	keys := &Keys{Certificates: []tls.Certificate{issue(t, ca, "gw", "gw.test").TLS}}
+	keys := &Keys{Certificates: keysOf(issue(t, ca, "gw", "gw.test").TLS)}
 	p := terminating(t, keys, true)
 	ln, err := tunnel.Listen(t.Context(), "127.0.0.1:0")
 	if err != nil {
@@ -383,7 +382,7 @@ func TestOneConnection(t *testing.T) {
 // need be.
 func TestALPN(t *testing.T) {
 	ca := newCA(t, "example.test")
-	g := serve(t, table{}, tunnel.Limits{}, terminating(t, &Keys{Certificates: []tls.Certificate{issue(t, ca, "gw", "gw.test").TLS}}, false))
+	g := serve(t, table{}, tunnel.Limits{}, terminating(t, &Keys{Certificates: keysOf(issue(t, ca, "gw", "gw.test").TLS)}, false))
 	for offer, want := range map[string]string{"": "", "h2": "h2", "http/1.1": "http/1.1", "imap http/1.1 h2": "h2"} {
 		c := tunneltest.Dial(t, tlsDialer{roots(ca, "gw.test", strings.Fields(offer)...)}, g.Addr)
 		if got := c.(*stream).ConnectionState().NegotiatedProtocol; got != want {
@@ -402,7 +401,7 @@ func TestALPN(t *testing.T) {
 // taken for it.
 func TestALPNIsKept(t *testing.T) {
 	ca := newCA(t, "example.test")
-	g := serve(t, table{}, tunnel.Limits{}, terminating(t, &Keys{Certificates: []tls.Certificate{issue(t, ca, "gw", "gw.test").TLS}}, false))
+	g := serve(t, table{}, tunnel.Limits{}, terminating(t, &Keys{Certificates: keysOf(issue(t, ca, "gw", "gw.test").TLS)}, false))
 	const one, two = "CONNECT nobody.test:443 HTTP/1.1\r\nHost: nobody.test:443\r\n\r\n", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00"
 	isOne := func(answer string) bool { return strings.HasPrefix(answer, "HTTP/1.1 ") }
 	isTwo := func(answer string) bool { return len(answer) > 3 && (answer[3] == 4 || answer[3] == 7) } // SETTINGS, or GOAWAY at once
@@ -450,7 +449,7 @@ func TestBehindAProxy(t *testing.T) {
 	ca := newCA(t, "example.test")
 	g := tunneltest.Serve(t, tunneltest.Setup{
 		Resolver:   table{"plain": testnet.Echo(t).Addr()},
-		Protocols:  []tunnel.Protocol{terminating(t, &Keys{Certificates: []tls.Certificate{issue(t, ca, "gw", "gw.test").TLS}}, true)},
+		Protocols:  []tunnel.Protocol{terminating(t, &Keys{Certificates: keysOf(issue(t, ca, "gw", "gw.test").TLS)}, true)},
 		ConnHeader: &proxyproto.ConnHeader{From: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}},
 	})
 	way := dialerFunc(func(ctx context.Context, network, addr string) (net.Conn, error) {
@@ -488,7 +487,7 @@ func TestHandshakesAreCounted(t *testing.T) {
 	served := make(chan error, 1)
 	go func() {
 		served <- srv.Serve(context.WithoutCancel(t.Context()), tunnel.Listener{Listener: ln, Name: "test", Protocols: []tunnel.Protocol{
-			terminating(t, &Keys{Certificates: []tls.Certificate{issue(t, ca, "gw", "gw.test").TLS}}, true),
+			terminating(t, &Keys{Certificates: keysOf(issue(t, ca, "gw", "gw.test").TLS)}, true),
 		}})
 	}()
 	t.Cleanup(func() { _ = srv.Close(); <-served })

@@ -19,7 +19,7 @@ import (
 // TestStream runs the suite over the two ends that this package makes.
 func TestStream(t *testing.T) {
 	ca := newCA(t, "example.test")
-	keys := &Keys{Certificates: []tls.Certificate{issue(t, ca, "gw", "gw.example.test").TLS}}
+	keys := &Keys{Certificates: keysOf(issue(t, ca, "gw", "gw.example.test").TLS)}
 	r, err := newKeySet(keys, nil, len(keys.Names) == 0)
 	if err != nil {
 		t.Fatal(err)
@@ -61,7 +61,7 @@ func TestStream(t *testing.T) {
 // service.
 func TestDialers(t *testing.T) {
 	ca := newCA(t, "example.test")
-	keys := &Keys{Certificates: []tls.Certificate{issue(t, ca, "gw", "gw.example.test").TLS}}
+	keys := &Keys{Certificates: keysOf(issue(t, ca, "gw", "gw.example.test").TLS)}
 	for name, make := range map[string]func(t *testing.T, addr string) tunnel.Dialer{
 		"connect": func(_ *testing.T, addr string) tunnel.Dialer {
 			return &connect.Dialer{Proxy: addr, Dialer: tlsDialer{roots(ca, "gw.example.test", "http/1.1")}}
@@ -87,7 +87,7 @@ func TestDialers(t *testing.T) {
 // CONNECT over HTTP/1 inside of TLS.
 func TestResting(t *testing.T) {
 	ca := newCA(t, "example.test")
-	keys := &Keys{Certificates: []tls.Certificate{issue(t, ca, "gw", "gw.example.test").TLS}}
+	keys := &Keys{Certificates: keysOf(issue(t, ca, "gw", "gw.example.test").TLS)}
 	tunneltest.TestResting(t, tunneltest.Resting{
 		Serve: func(t *testing.T, routes tunnel.Resolver) tunneltest.Served {
 			g := serve(t, routes, tunnel.Limits{}, terminating(t, keys, true))
@@ -100,7 +100,7 @@ func TestResting(t *testing.T) {
 // TestThousandStreams has 1,000 tunnels at once, 100 on a TLS connection.
 func TestThousandStreams(t *testing.T) {
 	ca := newCA(t, "example.test")
-	keys := &Keys{Certificates: []tls.Certificate{issue(t, ca, "gw", "gw.example.test").TLS}}
+	keys := &Keys{Certificates: keysOf(issue(t, ca, "gw", "gw.example.test").TLS)}
 	g := serve(t, table{"svc": testnet.Echo(t).Addr()}, tunnel.Limits{}, terminating(t, keys, true))
 	d := &h2.Dialer{Proxy: g.Addr, TLS: roots(ca, "gw.example.test"), Idle: 50 * time.Millisecond}
 	t.Cleanup(func() { _ = d.Close() })
@@ -112,7 +112,7 @@ func TestThousandStreams(t *testing.T) {
 func TestEnds(t *testing.T) {
 	testnet.TestPath(t, func(t *testing.T, service string) (testnet.Dialer, string) {
 		ca := newCA(t, "example.test")
-		keys := &Keys{Certificates: []tls.Certificate{issue(t, ca, "gw", "gw.example.test").TLS}}
+		keys := &Keys{Certificates: keysOf(issue(t, ca, "gw", "gw.example.test").TLS)}
 		g := serve(t, table{"svc.test": service}, tunnel.Limits{}, terminating(t, keys, true))
 		return &connect.Dialer{Proxy: g.Addr, TLS: roots(ca, "gw.example.test")}, "svc.test:443"
 	}, nil)
@@ -121,7 +121,7 @@ func TestEnds(t *testing.T) {
 // TestEndings: close_notify is an end and nothing else is.
 func TestEndings(t *testing.T) {
 	ca := newCA(t, "example.test")
-	keys := &Keys{Certificates: []tls.Certificate{issue(t, ca, "gw", "gw.example.test").TLS}}
+	keys := &Keys{Certificates: keysOf(issue(t, ca, "gw", "gw.example.test").TLS)}
 	seen := make(chan error, 1)
 	g := serve(t, table{"svc.test": testnet.Service(t, func(c net.Conn) {
 		_, err := io.Copy(io.Discard, c)
@@ -180,7 +180,7 @@ func (d tlsOver) DialContext(ctx context.Context, network, addr string) (net.Con
 func TestSlowReaderSeesTheEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ca := newCA(t, "example.test")
-		r, err := newKeySet(&Keys{Certificates: []tls.Certificate{issue(t, ca, "gw", "gw.example.test").TLS}}, nil, true)
+		r, err := newKeySet(&Keys{Certificates: keysOf(issue(t, ca, "gw", "gw.example.test").TLS)}, nil, true)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -242,7 +242,7 @@ func TestSocket(t *testing.T) {
 // Protocols inside are asked to end as those outside are.
 func TestDrain(t *testing.T) {
 	ca := newCA(t, "example.test")
-	keys := &Keys{Certificates: []tls.Certificate{issue(t, ca, "gw", "gw.example.test").TLS}}
+	keys := &Keys{Certificates: keysOf(issue(t, ca, "gw", "gw.example.test").TLS)}
 	start := func(t *testing.T, routes tunnel.Resolver) *tunneltest.Gateway {
 		return serve(t, routes, tunnel.Limits{}, terminating(t, keys, true))
 	}

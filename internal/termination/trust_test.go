@@ -1,26 +1,24 @@
 package termination
 
 import (
+	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"errors"
 	"io"
+	"net"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"culvert.dev/connect"
+	"culvert.dev/identity"
 	"culvert.dev/internal/testca"
 	"culvert.dev/internal/testnet"
 	"culvert.dev/tunnel"
+	"culvert.dev/tunnel/tunneltest"
 )
-
-// trusting returns a trust in which each CA speaks for its own domain.
-func trusting(cas ...*testca.CA) trust {
-	t := make(trust)
-	for _, ca := range cas {
-		t[ca.TrustDomain] = append(t[ca.TrustDomain], ca.Root())
-	}
-	return t
-}
 
 // forge has ca sign an id of another trust domain.
 func forge(t *testing.T, ca *testca.CA, domain string) *tls.Certificate {
@@ -42,10 +40,10 @@ func TestTrust(t *testing.T) {
 	gw := issue(t, a, "gw", "gw.test").TLS
 	to := testnet.Greeting(t, "hello").Addr()
 	shared := trusting(a, renewed, b)
-	shared["c.test"] = shared["b.test"]
+	shared = append(shared, identity.NewTrust("c.test", b.Root()))
 	for _, tt := range []struct {
 		name  string
-		trust trust
+		trust []*identity.Trust
 		cert  *tls.Certificate
 		id    string // "" where the client is refused
 	}{
@@ -61,7 +59,7 @@ func TestTrust(t *testing.T) {
 	} {
 		for _, kind := range []string{"required", "optional", "unverified"} {
 			t.Run(tt.name+"/"+kind, func(t *testing.T) {
-				keys := &Keys{Certificates: []tls.Certificate{gw}, Trust: tt.trust, Optional: kind == "optional", Unverified: kind == "unverified"}
+				keys := &Keys{Certificates: keysOf(gw), Trust: tt.trust, Optional: kind == "optional", Unverified: kind == "unverified"}
 				set, err := NewKeySet(keys)
 				if err != nil {
 					t.Fatal(err)
@@ -91,7 +89,12 @@ func TestTrust(t *testing.T) {
 				if tt.id == "" {
 					want = tunnel.Peer{}
 				}
-				if o := g.Outcomes()[0]; o.Peer != want {
+				o := g.Outcomes()[0]
+				if o.Peer.Auth != nil && o.Peer.Auth.TrustDomain != tt.cert.Leaf.URIs[0].Host {
+					t.Errorf("got the trust domain %q of %s", o.Peer.Auth.TrustDomain, tt.id)
+				}
+				o.Peer.Auth = nil
+				if o.Peer != want {
 					t.Errorf("got %+v, want %+v", o.Peer, want)
 				}
 			})
@@ -102,7 +105,7 @@ func TestTrust(t *testing.T) {
 // The CAs that a client is told of are those of all trust domains.
 func TestTrustIsAnnounced(t *testing.T) {
 	a, b := newCA(t, "a.test"), newCA(t, "b.test")
-	g := serve(t, table{}, tunnel.Limits{}, terminating(t, &Keys{Certificates: []tls.Certificate{issue(t, a, "gw", "gw.test").TLS}, Trust: trusting(a, b)}, false))
+	g := serve(t, table{}, tunnel.Limits{}, terminating(t, &Keys{Certificates: keysOf(issue(t, a, "gw", "gw.test").TLS), Trust: trusting(a, b)}, false))
 	told := make(chan [][]byte, 1)
 	cfg := roots(a, "gw.test")
 	cfg.GetClientCertificate = func(r *tls.CertificateRequestInfo) (*tls.Certificate, error) {
@@ -123,4 +126,107 @@ func TestTrustIsAnnounced(t *testing.T) {
 			t.Errorf("the client is not told of %s", ca.Subject)
 		}
 	}
+}
+
+// A request inside of TLS has the client's certificates and the session's exporter where
+// the client was verified, and no certificates where it was not.
+func TestEndedTLS(t *testing.T) {
+	ca, other := newCA(t, "a.test"), newCA(t, "b.test")
+	gw := issue(t, ca, "gw", "gw.test").TLS
+	for _, tt := range []struct {
+		name string
+		cert tls.Certificate
+		ok   bool
+	}{{"verified", issue(t, ca, "alice").TLS, true}, {"not verified", issue(t, other, "mallory").TLS, false}} {
+		t.Run(tt.name, func(t *testing.T) {
+			set, err := NewKeySet(&Keys{Certificates: keysOf(gw), Trust: trusting(ca), Unverified: true})
+			if err != nil {
+				t.Fatal(err)
+			}
+			asked := make(chan *tunnel.EndedTLS, 1)
+			routes := resolverFunc(func(req *tunnel.Request) (tunnel.Route, error) {
+				asked <- req.TLS
+				return tunneltest.RouteTo(testnet.Greeting(t, "hello").Addr()), nil
+			})
+			g := serve(t, routes, tunnel.Limits{}, &terminator{keys: set})
+			cfg := roots(ca, "gw.test")
+			cfg.Certificates = []tls.Certificate{tt.cert}
+			cfg.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &tt.cert, nil }
+			raw, err := net.Dial("tcp", g.Addr)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer raw.Close()
+			c := tls.Client(raw, cfg)
+			_ = c.SetDeadline(time.Now().Add(patience))
+			if _, err := io.ReadFull(c, make([]byte, len("hello"))); err != nil {
+				t.Fatal(err)
+			}
+			got := <-asked
+			if tt.ok != (len(got.Chain) == 1 && got.Chain[0].Equal(tt.cert.Leaf)) || tt.ok != (got.Peer.ID != "") {
+				t.Errorf("got %d certificates and the peer %q, want them: %v", len(got.Chain), got.Peer.ID, tt.ok)
+			}
+			cs := c.ConnectionState()
+			want, err := cs.ExportKeyingMaterial("EXPORTER-test", []byte("x"), 32)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if ours, err := got.Exporter("EXPORTER-test", []byte("x"), 32); err != nil || string(ours) != string(want) {
+				t.Errorf("got keying material %x and %v, want %x", ours, err, want)
+			}
+		})
+	}
+}
+
+type resolverFunc func(*tunnel.Request) (tunnel.Route, error)
+
+func (f resolverFunc) Resolve(_ context.Context, req *tunnel.Request) (tunnel.Route, error) {
+	return f(req)
+}
+
+// The next handshake has the new key and the new bundle, without Use, and open tunnels
+// stay. A key that was removed is shown to nobody.
+func TestKeysRotate(t *testing.T) {
+	old, renewed := newCA(t, "a.test"), newCA(t, "a.test")
+	first, second := issue(t, old, "gw", "gw.test").TLS, issue(t, renewed, "gw", "gw.test").TLS
+	key, trust := identity.NewKey(&first), identity.NewTrust("a.test", old.Root())
+	p := terminating(t, &Keys{Certificates: []*identity.Key{key}, Trust: []*identity.Trust{trust}}, true)
+	g := serve(t, table{"plain": testnet.Echo(t).Addr()}, tunnel.Limits{}, p)
+	dial := func(server, client *testca.CA) (net.Conn, error) {
+		cfg := roots(server, "gw.test")
+		pair := issue(t, client, "alice").TLS
+		cfg.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &pair, nil }
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		defer cancel()
+		return (&connect.Dialer{Proxy: g.Addr, TLS: cfg}).DialContext(ctx, "tcp", "plain:1")
+	}
+	kept, err := dial(old, old)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer kept.Close()
+	testnet.Ping(t, kept, "before")
+	key.Set(&second)
+	trust.Set(&identity.Bundle{TrustDomain: "a.test", Roots: []*x509.Certificate{renewed.Root()}})
+	c, err := dial(renewed, renewed)
+	if err != nil {
+		t.Fatalf("with the new key and CA: %v", err)
+	}
+	testnet.Ping(t, c, "after")
+	_ = c.Close()
+	if c, err := dial(renewed, old); err == nil {
+		_ = c.Close()
+		t.Error("a client of the old CA is accepted")
+	}
+	testnet.Ping(t, kept, "an open tunnel stays")
+	key.Remove(errors.New("the file is gone"))
+	if c, err := dial(renewed, renewed); err == nil {
+		_ = c.Close()
+		t.Error("a key is shown that was removed")
+	}
+	testnet.Eventually(t, patience, func() bool {
+		return slices.ContainsFunc(g.Outcomes(), func(o *tunnel.Outcome) bool {
+			return o.Reason == tunnel.Internal && strings.Contains(o.Err.Error(), "the file is gone")
+		})
+	}, "an outcome says why no certificate was shown")
 }

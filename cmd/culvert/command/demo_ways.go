@@ -177,7 +177,7 @@ func (d *demo) open(ctx context.Context, mode, to, host string) (net.Conn, error
 	if mode == "hbone-twice" {
 		o.mode, o.behind = "hbone", []string{"spiffe://" + demoDomain + "/ns/edge/sa/gateway"}
 	}
-	p := &prober{o: o, roots: d.ca.Pool(), tls: d.web.ClientConfig(host)}
+	p := &prober{o: o, roots: d.ca.Pool(), ca: string(d.ca.CertPEM), tls: d.web.ClientConfig(host)}
 	dialer := p.dialer()
 	if dialer == nil {
 		return new(net.Dialer).DialContext(ctx, "tcp", to)

@@ -16,6 +16,9 @@ import (
 	"github.com/spf13/cobra"
 
 	"culvert.dev/connect/ws"
+	"culvert.dev/identity"
+	"culvert.dev/internal/gateway/upstream"
+	"culvert.dev/registry"
 	"culvert.dev/tunnel"
 )
 
@@ -117,10 +120,12 @@ func runProbe(ctx context.Context, w io.Writer, o *probeOptions) error {
 
 // A prober carries one probe through its steps.
 type prober struct {
-	o      *probeOptions
-	port   int
-	tls    *tls.Config
-	roots  *x509.CertPool
+	o     *probeOptions
+	port  int
+	tls   *tls.Config
+	roots *x509.CertPool
+
+	ca     string // that roots has, PEM; "" for those of the system
 	send   []byte
 	report probeReport
 
@@ -237,6 +242,12 @@ func (p *prober) loadKeys(serverName string) error {
 		if !p.roots.AppendCertsFromPEM(pem) {
 			return usageError("", "--ca %s holds no PEM certificate", p.o.ca)
 		}
+		p.ca = string(pem)
+	}
+	for _, ids := range [][]string{p.o.peers, p.o.behind} {
+		if _, err := p.newVerifier(ids); err != nil {
+			return usageError("", "%w", err)
+		}
 	}
 	return nil
 }
@@ -309,6 +320,21 @@ func (p *prober) secure() *tls.Config {
 		return nil
 	}
 	return &tls.Config{RootCAs: p.roots, Certificates: p.tls.Certificates}
+}
+
+// newVerifier returns what verifies a gateway that is asked by HBONE: one of ids, or one
+// with the name of --via.
+func (p *prober) newVerifier(ids []string) (*identity.Verifier, error) {
+	return upstream.HopVerifier(&registry.Hop{Roots: p.ca}, p.o.via, ids)
+}
+
+// verifier is newVerifier for ids that loadKeys has seen. Without one nobody is trusted.
+func (p *prober) verifier(ids []string) *identity.Verifier {
+	v, err := p.newVerifier(ids)
+	if err != nil {
+		return new(identity.Verifier)
+	}
+	return v
 }
 
 // oneOf lists words for people: "a, b or c".

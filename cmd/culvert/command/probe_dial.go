@@ -36,11 +36,11 @@ func (p *prober) dialer() tunnel.Dialer {
 	case "connect-h3":
 		return &h3.Dialer{Proxy: p.gateway(), TLS: p.secure(), Authorization: p.credentials()}
 	case "hbone":
-		one := &hbone.Dialer{Gateway: p.o.via, TLS: p.secure(), Peers: p.o.peers}
+		one := &hbone.Dialer{Gateway: p.o.via, TLS: p.secure(), Verifier: p.verifier(p.o.peers)}
 		if len(p.o.behind) == 0 {
 			return one
 		}
-		return &hbone.Double{Outer: one, TLS: p.secure(), Peers: p.o.behind}
+		return &hbone.Double{Outer: one, TLS: p.secure(), Verifier: p.verifier(p.o.behind)}
 	case "socks5":
 		user, password, _ := strings.Cut(p.o.user, ":")
 		return &socks5.Dialer{Proxy: p.o.via, User: user, Password: password}

@@ -197,7 +197,7 @@ var waysIn = []wayIn{
 		return &h3.Dialer{Proxy: addr, TLS: c.tls, Authorization: c.authorization()}
 	}},
 	{"hbone", func(addr string, c *client) tunnel.Dialer {
-		return &hbone.Dialer{Gateway: addr, TLS: c.tls, Peers: []string{"spiffe://gw.test"}}
+		return &hbone.Dialer{Gateway: addr, TLS: c.tls}
 	}},
 }
 
@@ -344,7 +344,7 @@ func keysOfGateway(t *testing.T) (files map[string]string, roots *x509.CertPool)
 	if err != nil {
 		t.Fatal(err)
 	}
-	pair, err := ca.Issue(testca.Options{SPIFFEID: "spiffe://gw.test/gw", DNSNames: []string{"gw.test"}})
+	pair, err := ca.Issue(testca.Options{SPIFFEID: "spiffe://gw.test/gw", DNSNames: []string{"gw.test"}, IPs: []net.IP{net.IPv4(127, 0, 0, 8)}})
 	if err != nil {
 		t.Fatal(err)
 	}

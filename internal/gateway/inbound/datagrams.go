@@ -120,12 +120,11 @@ func (p *HTTP3) prepare(b *Builder, name string) {
 		if err != nil && hello.ServerName != "" {
 			return nil, err
 		}
-		if cfg := p.items.Config(name); cfg != nil {
+		if cfg := p.items.Config(name, func(peer tunnel.Peer) { h3.Identified(hello.Context(), peer) }); cfg != nil {
 			return cfg, nil
 		}
 		return nil, fmt.Errorf("gateway: no certificate for HTTP/3 with the server name %q", hello.ServerName)
 	}}
-	s.Identify = termination.PeerOf // of a client that the keys have let pass, whatever they are now
 	s.Auth, s.Via, s.Name = p.Auth, p.Via, name
 	if p.ConnectUDP {
 		s.Extended = []connect.ExtendedService{b.connectUDP(p.Auth)}

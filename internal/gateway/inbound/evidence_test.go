@@ -12,6 +12,7 @@ import (
 	"culvert.dev/connect/h3"
 	"culvert.dev/connect/socks5"
 	"culvert.dev/connect/ws"
+	"culvert.dev/identity"
 	"culvert.dev/internal/termination"
 	"culvert.dev/internal/testca"
 	"culvert.dev/internal/testnet"
@@ -43,6 +44,8 @@ func TestCredentialsKeepTheCertificate(t *testing.T) {
 	pool := ca.Pool()
 	cfg := &tls.Config{RootCAs: pool, Certificates: []tls.Certificate{client.TLS}}
 
+	keys := &termination.Keys{Certificates: []*identity.Key{identity.NewKey(&server.TLS)}, Trust: []*identity.Trust{identity.NewTrust("example.test", ca.Root())}}
+
 	// inside returns where p is spoken inside of TLS that asks for certificates.
 	inside := func(alpn string, p tunnel.Protocol) func(*testing.T, tunnel.Resolver) (string, *tunneltest.Record) {
 		return func(t *testing.T, routes tunnel.Resolver) (string, *tunneltest.Record) {
@@ -51,7 +54,7 @@ func TestCredentialsKeepTheCertificate(t *testing.T) {
 			if alpn != "" {
 				offers = []termination.Offer{{Name: alpn}}
 			}
-			if err := end.Use(termination.Item{Keys: &termination.Keys{Certificates: []tls.Certificate{server.TLS}, ClientCAs: pool}, Any: true, Inner: []tunnel.Protocol{p}, ALPN: offers}); err != nil {
+			if err := end.Use(termination.Item{Keys: keys, Any: true, Inner: []tunnel.Protocol{p}, ALPN: offers}); err != nil {
 				t.Fatal(err)
 			}
 			g := tunneltest.Serve(t, tunneltest.Setup{Protocols: []tunnel.Protocol{end}, Resolver: routes})
@@ -76,7 +79,7 @@ func TestCredentialsKeepTheCertificate(t *testing.T) {
 			return &socks5.Dialer{Proxy: addr, User: "alice", Password: password, Dialer: tlsDialer{cfg}}
 		}},
 		{"connect-h3", func(t *testing.T, routes tunnel.Resolver) (string, *tunneltest.Record) {
-			return serveHTTP3(t, &tls.Config{Certificates: []tls.Certificate{server.TLS}, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: pool, NextProtos: []string{"h3"}}, auth, routes)
+			return serveHTTP3(t, keys, auth, routes)
 		}, func(addr string) tunnel.Dialer {
 			return &h3.Dialer{Proxy: addr, TLS: cfg, Authorization: sent}
 		}},
@@ -105,10 +108,16 @@ func TestCredentialsKeepTheCertificate(t *testing.T) {
 }
 
 // serveHTTP3 has HTTP/3 served, and returns where, and what it records.
-func serveHTTP3(t *testing.T, cfg *tls.Config, auth connect.Authenticator, routes tunnel.Resolver) (string, *tunneltest.Record) {
+func serveHTTP3(t *testing.T, keys *termination.Keys, auth connect.Authenticator, routes tunnel.Resolver) (string, *tunneltest.Record) {
 	t.Helper()
 	record, relay := &tunneltest.Record{}, &tunnel.Relay{}
-	s := &h3.Server{TLS: cfg, Auth: auth, Identify: termination.PeerOf, Observe: record.Observe}
+	p := &HTTP3{Auth: auth, TerminateAll: true}
+	if err := p.Use(termination.Item{Keys: keys, Any: true}); err != nil {
+		t.Fatal(err)
+	}
+	p.prepare(&Builder{}, "test")
+	s := &p.Server
+	s.Observe = record.Observe
 	pc, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
 	if err != nil {
 		t.Fatal(err)

@@ -3,10 +3,9 @@ package inbound
 import (
 	"cmp"
 	"crypto/tls"
-	"crypto/x509"
-	"encoding/pem"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 
 	"culvert.dev/connect"
@@ -15,6 +14,7 @@ import (
 	"culvert.dev/connect/proxyproto"
 	"culvert.dev/connect/socks5"
 	"culvert.dev/connect/ws"
+	"culvert.dev/identity"
 	"culvert.dev/internal/postgres"
 	"culvert.dev/internal/termination"
 	"culvert.dev/registry"
@@ -141,41 +141,23 @@ func terminationKeys(t *registry.TLSTermination) (*termination.Keys, error) {
 		if err != nil {
 			return nil, fmt.Errorf("certificate %d of %d: %w", i+1, len(t.Certificates), err)
 		}
-		k.Certificates = append(k.Certificates, pair)
+		k.Certificates = append(k.Certificates, identity.NewKey(&pair))
 	}
 	if t.ClientCAs != "" {
-		k.ClientCAs = x509.NewCertPool()
-		if !k.ClientCAs.AppendCertsFromPEM([]byte(t.ClientCAs)) {
+		cas, err := identity.ParseCertificates(t.ClientCAs)
+		if err != nil {
 			return nil, errors.New("the CAs for clients hold no certificate")
 		}
+		k.Trust = append(k.Trust, identity.NewTrust("", cas...))
 	}
-	for domain, cas := range t.Trust {
-		if k.Trust == nil {
-			k.Trust = make(map[string][]*x509.Certificate, len(t.Trust))
+	for _, domain := range slices.Sorted(maps.Keys(t.Trust)) {
+		cas, err := identity.ParseCertificates(t.Trust[domain])
+		if err != nil {
+			return nil, fmt.Errorf("the CAs of the trust domain %q hold no certificate", domain)
 		}
-		var err error
-		if k.Trust[domain], err = certificates(cas); err != nil {
-			return nil, fmt.Errorf("the CAs of the trust domain %q: %w", domain, err)
-		}
+		k.Trust = append(k.Trust, identity.NewTrust(domain, cas...))
 	}
 	return k, nil
-}
-
-// certificates returns those of a text in PEM, of which there is at least one.
-func certificates(text string) ([]*x509.Certificate, error) {
-	var all []*x509.Certificate
-	for block, rest := pem.Decode([]byte(text)); block != nil; block, rest = pem.Decode(rest) {
-		if block.Type != "CERTIFICATE" {
-			continue
-		}
-		if c, err := x509.ParseCertificate(block.Bytes); err == nil { // as x509.CertPool has it
-			all = append(all, c)
-		}
-	}
-	if len(all) == 0 {
-		return nil, errors.New("there is no certificate")
-	}
-	return all, nil
 }
 
 // An impliedSNI is TLS by name at a listener that names no protocols. It is off while the

@@ -7,9 +7,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/netip"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -20,6 +22,7 @@ import (
 	"culvert.dev/connect/hbone"
 	"culvert.dev/connect/socks5"
 	"culvert.dev/connect/ws"
+	"culvert.dev/identity"
 	"culvert.dev/registry"
 	"culvert.dev/tunnel"
 )
@@ -165,12 +168,6 @@ func (t *Transports) newCarrier(h *registry.Hop, addr string, dialer tunnel.Dial
 		}
 	}
 	cfg := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: h.ServerName}
-	if h.Roots != "" {
-		cfg.RootCAs = x509.NewCertPool()
-		if !cfg.RootCAs.AppendCertsFromPEM([]byte(h.Roots)) {
-			return nil, fmt.Errorf("gateway: the roots for %q hold no certificate", addr)
-		}
-	}
 	if h.Certificate != "" {
 		pair, err := tls.X509KeyPair([]byte(h.Certificate), []byte(h.Key))
 		if err != nil {
@@ -178,20 +175,22 @@ func (t *Transports) newCarrier(h *registry.Hop, addr string, dialer tunnel.Dial
 		}
 		cfg.Certificates = []tls.Certificate{pair}
 	}
-	trust, err := trustPools(h.Trust)
+	verifier, err := HopVerifier(h, addr, h.Peers)
 	if err != nil {
-		return nil, fmt.Errorf("gateway: the roots for %q: %w", addr, err)
+		return nil, err
 	}
-	if len(h.Peers) > 0 && h.Proto != "hbone" {
-		hbone.VerifyPeers(cfg, h.Peers, trust)
-	}
+	verifier.Client(cfg)
 	switch h.Proto {
 	case "hbone":
-		outer := &hbone.Dialer{Gateway: addr, Dialer: budgetDialer{dialer, t.Budget}, TLS: cfg, Peers: h.Peers, Trust: trust, Via: t.Via}
+		outer := &hbone.Dialer{Gateway: addr, Dialer: budgetDialer{dialer, t.Budget}, TLS: cfg, Verifier: verifier, Via: t.Via}
 		if len(h.InnerPeers) == 0 {
 			return outer, nil
 		}
-		return &hbone.Double{Outer: outer, TLS: cfg, Peers: h.InnerPeers, Trust: trust}, nil
+		behind, err := HopVerifier(h, addr, h.InnerPeers)
+		if err != nil {
+			return nil, err
+		}
+		return &hbone.Double{Outer: outer, TLS: cfg, Verifier: behind}, nil
 	case "connect", "connect-h2":
 		proxy, secure := strings.CutPrefix(addr, "https://")
 		if !secure {
@@ -250,19 +249,51 @@ func (d dialerTo) DialContext(ctx context.Context, network, _ string) (net.Conn,
 	return d.Dialer.DialContext(ctx, network, d.addr)
 }
 
-// trustPools parses the roots of each trust domain; nil where there are none.
-func trustPools(trust map[string]string) (map[string]*x509.CertPool, error) {
-	if trust == nil {
-		return nil, nil
-	}
-	pools := make(map[string]*x509.CertPool, len(trust))
-	for domain, pem := range trust {
-		pools[domain] = x509.NewCertPool()
-		if !pools[domain].AppendCertsFromPEM([]byte(pem)) {
-			return nil, fmt.Errorf("those of the trust domain %q hold no certificate", domain)
+// HopVerifier returns what verifies a gateway of h at addr, which must be one of peers, or
+// have its name where there are none.
+func HopVerifier(h *registry.Hop, addr string, peers []string) (*identity.Verifier, error) {
+	v := &identity.Verifier{Want: identity.Expectation{Usage: x509.ExtKeyUsageServerAuth, IDs: peers}}
+	domain := ""
+	if len(peers) == 0 {
+		if v.Want.DNSName = h.ServerName; v.Want.DNSName == "" {
+			v.Want.DNSName = hostOf(h.HostPort(addr))
+		}
+	} else {
+		rest, _ := strings.CutPrefix(peers[0], "spiffe://")
+		domain, _, _ = strings.Cut(rest, "/")
+		for _, p := range peers[1:] {
+			if h.Trust == nil && p != "spiffe://"+domain && !strings.HasPrefix(p, "spiffe://"+domain+"/") {
+				return nil, fmt.Errorf("gateway: %q and %q, which the gateway at %q may be, are of two trust domains, and it is not known which CA speaks for which", peers[0], p, addr)
+			}
 		}
 	}
-	return pools, nil
+	switch {
+	case h.Trust != nil:
+		for _, domain := range slices.Sorted(maps.Keys(h.Trust)) {
+			roots, err := identity.ParseCertificates(h.Trust[domain])
+			if err != nil {
+				return nil, fmt.Errorf("gateway: the roots for %q: those of the trust domain %q hold no certificate", addr, domain)
+			}
+			v.Trust = append(v.Trust, identity.NewTrust(domain, roots...))
+		}
+	case h.Roots != "":
+		roots, err := identity.ParseCertificates(h.Roots)
+		if err != nil {
+			return nil, fmt.Errorf("gateway: the roots for %q hold no certificate", addr)
+		}
+		v.Trust = []*identity.Trust{identity.NewTrust(domain, roots...)}
+	default:
+		v.System = true
+	}
+	return v, nil
+}
+
+// hostOf returns the host of a HOST:PORT, whose port may be left out.
+func hostOf(addr string) string {
+	if host, _, err := net.SplitHostPort(addr); err == nil {
+		return host
+	}
+	return addr
 }
 
 // A firstHopDialer dials the first hop, which is a host and a port.

@@ -10,10 +10,8 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"net/netip"
-	"slices"
-	"strings"
 
+	"culvert.dev/identity"
 	"culvert.dev/internal/termination"
 	"culvert.dev/registry"
 	"culvert.dev/tunnel"
@@ -23,7 +21,7 @@ import (
 // endpoint cannot be verified there is no connection: no byte of the client goes there.
 type tlsLayer struct {
 	config *tls.Config
-	sans   []string
+	ownCAs bool // CAs are configured for the service
 }
 
 // tlsLayer parses b. Equal ones share one.
@@ -76,18 +74,25 @@ func newTLSLayer(b *registry.BackendTLS) (*tlsLayer, error) {
 	if err != nil {
 		return nil, err
 	}
-	t := &tlsLayer{sans: b.SANs, config: &tls.Config{
+	t := &tlsLayer{config: &tls.Config{
 		ServerName: b.ServerName, MinVersion: max(b.MinVersion, tls.VersionTLS12), MaxVersion: b.MaxVersion, CipherSuites: suites,
 		// Small records help a browser on a slow line to show something early. Here
 		// they only cost time.
 		DynamicRecordSizingDisabled: true,
 	}}
-	if b.Roots != "" {
-		t.config.RootCAs = x509.NewCertPool()
-		if !t.config.RootCAs.AppendCertsFromPEM([]byte(b.Roots)) {
+	v := &identity.Verifier{System: b.Roots == "", Want: identity.Expectation{Usage: x509.ExtKeyUsageServerAuth, SANs: b.SANs}}
+	if len(b.SANs) == 0 {
+		v.Want.DNSName = b.ServerName
+	}
+	if !v.System {
+		roots, err := identity.ParseCertificates(b.Roots)
+		if err != nil {
 			return nil, errors.New("gateway: the roots to verify a service by hold no certificate")
 		}
+		v.Trust = []*identity.Trust{identity.NewTrust("", roots...)}
 	}
+	v.Client(t.config)
+	t.ownCAs = !v.System
 	if b.Certificate != "" {
 		pair, err := tls.X509KeyPair([]byte(b.Certificate), []byte(b.Key))
 		if err != nil {
@@ -96,12 +101,6 @@ func newTLSLayer(b *registry.BackendTLS) (*tlsLayer, error) {
 		// It is shown whatever CAs the service names: there is no other one, and a
 		// service that does not accept it must say so.
 		t.config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &pair, nil }
-	}
-	if len(t.sans) > 0 {
-		// crypto/tls would require the server name in the certificate. Here it is
-		// for the hello only, and verify checks all the rest.
-		t.config.InsecureSkipVerify = true
-		t.config.VerifyConnection = t.verify
 	}
 	return t, nil
 }
@@ -122,64 +121,6 @@ func cipherSuites(b *registry.BackendTLS) ([]uint16, error) {
 		suites = append(suites, id)
 	}
 	return suites, nil
-}
-
-// verify is what crypto/tls does, with the SANs in place of the server name.
-func (t *tlsLayer) verify(cs tls.ConnectionState) error {
-	if len(cs.PeerCertificates) == 0 {
-		return errors.New("it shows no certificate")
-	}
-	leaf := cs.PeerCertificates[0]
-	opts := x509.VerifyOptions{Roots: t.config.RootCAs, Intermediates: x509.NewCertPool()}
-	for _, c := range cs.PeerCertificates[1:] {
-		opts.Intermediates.AddCert(c)
-	}
-	if _, err := leaf.Verify(opts); err != nil {
-		return &tls.CertificateVerificationError{UnverifiedCertificates: cs.PeerCertificates, Err: err}
-	}
-	if !slices.ContainsFunc(t.sans, func(san string) bool { return hasSAN(leaf, san) }) {
-		return &sanError{t.sans, leaf}
-	}
-	return nil
-}
-
-// hasSAN reports whether a certificate has a name, or an address. A URI is compared byte
-// by byte, as RFC 3986 section 6.2.1 and SPIFFE do; a DNS name with a wildcard is
-// that very name.
-func hasSAN(leaf *x509.Certificate, san string) bool {
-	if strings.Contains(san, "://") {
-		for _, u := range leaf.URIs {
-			if u.String() == san {
-				return true
-			}
-		}
-		return false
-	}
-	if _, err := netip.ParseAddr(san); err == nil {
-		return leaf.VerifyHostname(san) == nil
-	}
-	if _, err := tunnel.ParseName(san); err == nil {
-		return leaf.VerifyHostname(san) == nil
-	}
-	return strings.HasPrefix(san, "*.") && slices.ContainsFunc(leaf.DNSNames, func(n string) bool { return strings.EqualFold(n, san) })
-}
-
-// A sanError is that of a certificate without the names that it must have.
-type sanError struct {
-	want []string
-	leaf *x509.Certificate
-}
-
-func (e *sanError) Error() string {
-	const maxNames = 10
-	has := slices.Clone(e.leaf.DNSNames)
-	for _, u := range e.leaf.URIs {
-		has = append(has, u.String())
-	}
-	for _, a := range e.leaf.IPAddresses {
-		has = append(has, a.String())
-	}
-	return fmt.Sprintf("its certificate has none of the names %q, it has %q", e.want, has[:min(len(has), maxNames)])
 }
 
 // security is what the layer adds to a Transport.
@@ -206,7 +147,7 @@ func (t *tlsLayer) Handshake(ctx context.Context, c net.Conn, ep *tunnel.Endpoin
 // explain says which check has failed.
 func (t *tlsLayer) explain(err error) error {
 	by := "the CAs of the system"
-	if t.config.RootCAs != nil {
+	if t.ownCAs {
 		by = "the CAs that are configured for it"
 	}
 	var (
