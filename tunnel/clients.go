@@ -2,6 +2,7 @@ package tunnel
 
 import (
 	"fmt"
+	"iter"
 	"net/netip"
 	"sync"
 	"sync/atomic"
@@ -11,13 +12,16 @@ import (
 // Clients are the accounts of what each client of the process holds, whatever
 // the listener and the protocol. A client is an IPv4 address or an IPv6 /64;
 // the /64s of one /48, which is what one site has, also share an account.
+// Connections are charged to it. A tunnel is charged to the principal that asked for
+// it, wherever that comes from, and to the client where there is none.
 //
 // The Budget has the accounts that all parts of a process share. The zero value
 // is ready.
 type Clients struct {
 	mu       sync.Mutex // guards accounts, and who takes a reference to one that has none
 	accounts map[netip.Prefix]*Client
-	forgetAt int // accounts, before those that say nothing are dropped
+	known    map[string]*Client // of principals, by Peer.ID
+	forgetAt int                // accounts, before those that say nothing are dropped
 
 	tunnels atomic.Int64 // of all clients
 	squares atomic.Int64 // the sum of the squares of each client's
@@ -37,8 +41,10 @@ type Client struct {
 	budget *Budget
 	site   *Client // of its /48; nil for IPv4, and for a /48
 	prefix netip.Prefix
-	name   string
-	refs   atomic.Int64 // who holds it: connections, sessions, tunnels, and the accounts of its /64s
+	name   string // of a principal, its ID
+
+	principal bool         // it is one, and has tunnels only
+	refs      atomic.Int64 // who holds it: connections, sessions, tunnels, and the accounts of its /64s
 
 	mu       sync.Mutex // guards what follows
 	newConns bucket     // of new connections
@@ -100,10 +106,7 @@ func (m *Clients) of(b *Budget, prefix netip.Prefix) *Client {
 	if m.accounts == nil {
 		m.accounts = make(map[netip.Prefix]*Client)
 	}
-	if len(m.accounts) >= max(m.forgetAt, minForget) {
-		m.forget(time.Now())
-		m.forgetAt = 2 * len(m.accounts)
-	}
+	m.makeRoom()
 	c := &Client{prefix: prefix, budget: b, name: prefix.String()}
 	switch {
 	case !prefix.IsValid():
@@ -118,6 +121,14 @@ func (m *Clients) of(b *Budget, prefix netip.Prefix) *Client {
 	return c
 }
 
+// makeRoom forgets accounts where there are many. The caller holds mu.
+func (m *Clients) makeRoom() {
+	if len(m.accounts)+len(m.known) >= max(m.forgetAt, minForget) {
+		m.forget(time.Now())
+		m.forgetAt = 2 * (len(m.accounts) + len(m.known))
+	}
+}
+
 // forget drops the accounts that say nothing. The caller holds mu.
 func (m *Clients) forget(now time.Time) {
 	for prefix, c := range m.accounts {
@@ -129,6 +140,11 @@ func (m *Clients) forget(now time.Time) {
 			c.site.refs.Add(-1)
 		}
 	}
+	for id, c := range m.known {
+		if c.refs.Load() <= 0 && !c.hasRecentEvents(now) {
+			delete(m.known, id)
+		}
+	}
 }
 
 // Idle returns an error that names a client which holds something, or whose
@@ -136,11 +152,11 @@ func (m *Clients) forget(now time.Time) {
 func (m *Clients) Idle() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for _, c := range m.accounts {
+	for c := range m.each() {
 		if c.Open.Load() != 0 || c.Pending.Load() != 0 || c.Tunnels.Load() != 0 || c.descriptors.Load() != 0 || c.held.Load() != 0 {
 			return fmt.Errorf("%s has %d open, %d pending, %d tunnels, %d descriptors, %d bytes", c, c.Open.Load(), c.Pending.Load(), c.Tunnels.Load(), c.descriptors.Load(), c.held.Load())
 		}
-		if n := c.refs.Load(); n != 0 && c.prefix.Bits() != sitePrefix {
+		if n := c.refs.Load(); n != 0 && (c.principal || c.prefix.Bits() != sitePrefix) {
 			return fmt.Errorf("the account of %s is held %d times", c, n)
 		}
 	}
@@ -151,7 +167,23 @@ func (m *Clients) Idle() error {
 func (m *Clients) Len() int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return len(m.accounts)
+	return len(m.accounts) + len(m.known)
+}
+
+// each yields all accounts. The caller holds mu.
+func (m *Clients) each() iter.Seq[*Client] {
+	return func(yield func(*Client) bool) {
+		for _, c := range m.accounts {
+			if !yield(c) {
+				return
+			}
+		}
+		for _, c := range m.known {
+			if !yield(c) {
+				return
+			}
+		}
+	}
 }
 
 func prefixOf(addr netip.Addr, bits int) netip.Prefix {
@@ -162,7 +194,7 @@ func prefixOf(addr netip.Addr, bits int) netip.Prefix {
 	return prefix
 }
 
-// String returns the client's address, or its prefix.
+// String returns the client's address, its prefix, or the ID of the principal.
 func (c *Client) String() string { return c.name }
 
 // Release gives back the reference that the caller has.
@@ -258,9 +290,13 @@ func (c *Client) CheckPending(l *Limits, pending int, what string) error {
 	return c.fair(what, int64(most), int64(most-pending), 1, held, "limits.maxPendingConnections allows more")
 }
 
-// CheckTunnels is CheckOpen for tunnels.
-func (c *Client) CheckTunnels(most int) error {
-	return c.within("limits.maxConnectionsPerClient", int64(most), "tunnels", func(c *Client) int64 { return c.Tunnels.Load() })
+// CheckTunnels is CheckOpen for tunnels. Those of a principal have a limit of their own.
+func (c *Client) CheckTunnels(l *Limits) error {
+	key, most := "limits.maxConnectionsPerClient", l.MaxConnectionsPerClient
+	if c.principal {
+		key, most = "limits.maxConnectionsPerPrincipal", l.MaxConnectionsPerPrincipal
+	}
+	return c.within(key, int64(most), "tunnels", func(c *Client) int64 { return c.Tunnels.Load() })
 }
 
 // within refuses one more where the client has most already; zero and less are
@@ -280,17 +316,21 @@ func (c *Client) within(key string, most int64, what string, held func(*Client) 
 // CheckRate counts one new of what, such as "connections", and refuses it where
 // the client opens them faster than the configuration allows one client.
 func (c *Client) CheckRate(l *Limits, now time.Time, what string) error {
-	if l.ConnectionRatePerClient <= 0 {
+	key, most := "limits.connectionRatePerClient", l.ConnectionRatePerClient
+	if c.principal {
+		key, most = "limits.connectionRatePerPrincipal", l.ConnectionRatePerPrincipal
+	}
+	if most <= 0 {
 		return nil
 	}
 	return c.each(func(c *Client, times int64) error {
-		rate := float64(int64(l.ConnectionRatePerClient) * times)
+		rate := float64(int64(most) * times)
 		c.mu.Lock()
 		ok := c.newConns.spend(now, rate, rate)
 		c.touched = now
 		c.mu.Unlock()
 		if !ok {
-			return Refusef(Overload, "limits.connectionRatePerClient: %s opened more than %.0f %s in a second", c, rate, what)
+			return Refusef(Overload, "%s: %s opened more than %.0f %s in a second", key, c, rate, what)
 		}
 		return nil
 	})

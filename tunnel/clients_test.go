@@ -112,7 +112,10 @@ func TestClientsOfASite(t *testing.T) {
 		"open":    func(c *Client) error { defer c.AddOpen(1); return c.CheckOpen(l, "connections") },
 		"pending": func(c *Client) error { defer c.AddPending(1); return c.CheckPending(l, 0, "connections") },
 		"new":     func(c *Client) error { return c.CheckRate(l, time.Now(), "connections") },
-		"tunnels": func(c *Client) error { defer c.AddTunnels(1); return c.CheckTunnels(2) },
+		"tunnels": func(c *Client) error {
+			defer c.AddTunnels(1)
+			return c.CheckTunnels(&Limits{MaxConnectionsPerClient: 2})
+		},
 	} {
 		b, n := &Budget{}, 0
 		for i := range 100 {
@@ -142,7 +145,7 @@ func TestClientMessagesNameTheSetting(t *testing.T) {
 		want string
 	}{
 		{c.CheckOpen(l, "connections"), "limits.maxConnectionsPerClient: 127.0.0.1 has 3 connections open, the limit is 3"},
-		{c.CheckTunnels(3), "limits.maxConnectionsPerClient: 127.0.0.1 has 3 tunnels open, the limit is 3"},
+		{c.CheckTunnels(&Limits{MaxConnectionsPerClient: 3}), "limits.maxConnectionsPerClient: 127.0.0.1 has 3 tunnels open, the limit is 3"},
 		{c.CheckPending(l, 0, "pending connections"), "limits.maxPendingPerClient: 127.0.0.1 has 4 pending connections open, the limit is 4"},
 		{c.CheckRate(l, time.Now(), "connections"), "limits.connectionRatePerClient: 127.0.0.1 opened more than 1 connections in a second"},
 		{c.CheckPending(&Limits{MaxPendingConnections: 5}, 5, "unfinished handshakes"), "limits.maxPendingConnections: there are 5 unfinished handshakes, the limit"},

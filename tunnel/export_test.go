@@ -11,7 +11,7 @@ func (s *Server) Account() (open, pending, waiting int) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	counted := 0
-	for _, c := range m.accounts {
+	for c := range m.each() {
 		if c.prefix.IsValid() && c.prefix.Bits() == sitePrefix && c.prefix.Addr().Is6() {
 			continue // counted with its clients
 		}

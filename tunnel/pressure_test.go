@@ -157,19 +157,28 @@ func TestCrowd(t *testing.T) {
 // While memory is short because of one client, others may still have tunnels,
 // and not that one; where no client has most, nobody may.
 func TestShortMemoryIsHeldAgainstTheClientThatHasMost(t *testing.T) {
-	ask := func(b *bench, from string) (ok bool, a *asker) {
+	ask := func(b *bench, from string, principals bool) (ok bool, a *asker) {
 		a = &asker{}
 		req := a.request()
-		req.Source = netip.MustParseAddrPort(from)
+		req.Peer = tunnel.Peer{}
+		if principals { // all from one address
+			req.Peer = tunnel.Peer{ID: from, Method: "mtls"}
+		} else {
+			req.Source = netip.MustParseAddrPort(from)
+		}
 		b.ServeTunnel(t.Context(), req)
 		accepted, _ := a.answers()
 		return accepted == 1, a
 	}
 	for _, tt := range []struct {
-		name      string
-		clients   int // that hold as many each
-		newcomers int // tunnels that the next client gets, 100 at most
-	}{{"one", 1, 400 / 8}, {"two", 2, 200 / 8}, {"many", 40, 0}} {
+		name       string
+		clients    int  // that hold as many each
+		newcomers  int  // tunnels that the next client gets, 100 at most
+		principals bool // they are principals, and not addresses
+	}{
+		{"one", 1, 400 / 8, false}, {"two", 2, 200 / 8, false}, {"many", 40, 0, false},
+		{"one principal", 1, 400 / 8, true}, {"two principals", 2, 200 / 8, true}, {"many principals", 40, 0, true},
+	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				b := newBench(t, routeTo("192.0.2.1:80"))
@@ -181,7 +190,7 @@ func TestShortMemoryIsHeldAgainstTheClientThatHasMost(t *testing.T) {
 					b.stop()
 				}()
 				for i := range 400 {
-					ok, a := ask(b, fmt.Sprintf("198.51.100.%d:1", i%tt.clients))
+					ok, a := ask(b, fmt.Sprintf("198.51.100.%d:1", i%tt.clients), tt.principals)
 					if all = append(all, a); !ok {
 						t.Fatal("refused while there is memory")
 					}
@@ -189,7 +198,7 @@ func TestShortMemoryIsHeldAgainstTheClientThatHasMost(t *testing.T) {
 				b.Budget.SetPressure(tunnel.Short)
 				got := 0
 				for range 100 {
-					ok, a := ask(b, "203.0.113.1:1")
+					ok, a := ask(b, "203.0.113.1:1", tt.principals)
 					if all = append(all, a); !ok {
 						break
 					}
@@ -198,16 +207,16 @@ func TestShortMemoryIsHeldAgainstTheClientThatHasMost(t *testing.T) {
 				if got < tt.newcomers*9/10 || got > tt.newcomers {
 					t.Errorf("a newcomer gets %d tunnels, want %d", got, tt.newcomers)
 				}
-				ok, a := ask(b, "198.51.100.0:1")
+				ok, a := ask(b, "198.51.100.0:1", tt.principals)
 				if all = append(all, a); ok {
 					t.Error("the client that has most gets more")
 				}
 				b.Budget.SetPressure(tunnel.Full)
-				ok, a = ask(b, "203.0.113.2:1") // while tunnels of the largest are ended
+				ok, a = ask(b, "203.0.113.2:1", tt.principals) // while tunnels of the largest are ended
 				if all = append(all, a); ok != (tt.newcomers > 0) {
 					t.Errorf("a newcomer gets one while memory is full: %v", ok)
 				}
-				ok, a = ask(b, "198.51.100.0:1")
+				ok, a = ask(b, "198.51.100.0:1", tt.principals)
 				if all = append(all, a); ok {
 					t.Error("the client that has most gets more while memory is full")
 				}

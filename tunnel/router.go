@@ -292,11 +292,12 @@ func (r *Router) checkTunnels(l *lease, limits *Limits) error {
 		return nil
 	}
 	c := l.client
-	if err := c.CheckTunnels(limits.MaxConnectionsPerClient); err != nil {
+	if err := c.CheckTunnels(limits); err != nil {
 		return err
 	}
+	now := time.Now()
 	if l.stream {
-		if err := c.checkAborts(time.Now()); err != nil {
+		if err := c.checkAborts(now); err != nil {
 			return err
 		}
 	}
@@ -304,7 +305,12 @@ func (r *Router) checkTunnels(l *lease, limits *Limits) error {
 		return err
 	}
 	if most := int64(limits.MaxTunnels); most > 0 {
-		return c.fair("tunnels", most, most-r.tunnels.Load(), 1, func(c *Client) int64 { return c.Tunnels.Load() }, "raise limits.maxTunnels or add a gateway")
+		if err := c.fair("tunnels", most, most-r.tunnels.Load(), 1, func(c *Client) int64 { return c.Tunnels.Load() }, "raise limits.maxTunnels or add a gateway"); err != nil {
+			return err
+		}
+	}
+	if l.stream || c.principal { // else the connection was counted, and is the tunnel
+		return c.CheckRate(limits, now, "tunnels")
 	}
 	return nil
 }

@@ -163,21 +163,31 @@ func (k *slot) ServeTunnel(ctx context.Context, req *Request) {
 // A lease is what a tunnel holds of its client's account and of its service's, and of
 // the Budget for its connection where the connection is the tunnel.
 type lease struct {
-	client   *Client      // nil where nobody is charged
-	load     *serviceLoad // of the service; nil until it is known
-	ownsConn bool         // the connection's place is the tunnel's
-	exempt   bool         // no limit is held against the client
-	stream   bool         // one of several on a connection
-	hello    uint32       // the request's, while it is on its way to a service and has no answer; otherwise 0
+	client *Client      // that is charged for the tunnel: a principal, or an address; nil for nobody
+	load   *serviceLoad // of the service; nil until it is known
+	conn   *Client      // that is charged for the connection, where its place is the tunnel's; otherwise nil
+	exempt bool         // no limit is held against the client
+	stream bool         // one of several on a connection
+	hello  uint32       // the request's, while it is on its way to a service and has no answer; otherwise 0
 }
 
 // client returns the account that req is charged to, with a reference for the
 // lease.
 func (r *Router) client(req *Request) lease {
-	if k := req.slot; k != nil {
-		return lease{client: k.client.Retain(), exempt: k.exempt, stream: k.requests.Add(1) > 1}
+	k := req.slot
+	l := lease{stream: req.Datagrams == nil}
+	if k != nil {
+		l.stream = k.requests.Add(1) > 1
 	}
-	return lease{client: r.Budget.Client(&r.clients, req.Source.Addr()), stream: req.Datagrams == nil}
+	switch {
+	case req.Peer.ID != "":
+		l.client = r.Budget.principal(&r.clients, req.Peer.ID)
+	case k != nil:
+		l.client, l.exempt = k.client.Retain(), k.exempt
+	default:
+		l.client = r.Budget.Client(&r.clients, req.Source.Addr())
+	}
+	return l
 }
 
 // lend makes the connection's place the tunnel's, where the connection is the
@@ -187,8 +197,7 @@ func (k *slot) lend(l *lease) {
 		l.stream = true
 		return
 	}
-	k.lent, l.ownsConn = true, true
-	k.client.Release() // the lease has a reference
+	k.lent, l.conn = true, k.client // with its reference
 }
 
 // release gives everything back. multiplexed says that the tunnel's way to the
@@ -200,17 +209,16 @@ func (l *lease) release(multiplexed bool) {
 		return
 	}
 	c.AddTunnels(-1)
-	descriptors := int64(0)
 	if !multiplexed {
-		descriptors++
+		c.addDescriptors(-1)
 	}
-	if l.ownsConn {
-		descriptors++
-		c.AddOpen(-1)
-		c.budget.Give(1)
-	}
-	c.addDescriptors(-descriptors)
 	c.Release()
+	if c := l.conn; c != nil {
+		c.AddOpen(-1)
+		c.addDescriptors(-1)
+		c.budget.Give(1)
+		c.Release()
+	}
 }
 
 // leave gives up the place of a connection whose goroutine is done with it,
@@ -276,7 +284,13 @@ type Limits struct {
 	// refused first. See FairShare and Queue.
 	MaxPendingPerClient     int // pending connections
 	MaxConnectionsPerClient int // connections, and as many tunnels
-	ConnectionRatePerClient int // new connections a second, and as many at once
+	ConnectionRatePerClient int // new connections and new tunnels on shared ones a second, and as many at once
+
+	// Fixed limits for each principal, which is the verified identity of a caller,
+	// wherever it comes from. Its tunnels do not count for its address. There are none by
+	// default, as for clients.
+	MaxConnectionsPerPrincipal int // tunnels
+	ConnectionRatePerPrincipal int // new tunnels a second, and as many at once
 
 	// Of a Router.
 	MaxTunnels          int           // standing or being dialed; by default as many as the Budget has descriptors for

@@ -394,7 +394,7 @@ func TestLoopbackIsNotTrusted(t *testing.T) {
 func TestTimesAreMonotonic(t *testing.T) {
 	allowed := map[string]string{
 		"registry/file/source.go UnixNano":         "the age of a file, compared for equality",
-		"tunnel/outcome.go UnixNano":               "when a tunnel began, to be shown; its age is kept beside it",
+		"tunnel/record.go UnixNano":                "when a tunnel began, to be shown; its age is kept beside it",
 		"internal/admin/tunnels.go UTC":            "likewise",
 		"internal/admin/refusals.go UTC":           "when a client was refused, to be shown",
 		"internal/gateway/admin.go Unix":           "a timestamp in a metric",

@@ -34,6 +34,7 @@ type Status struct {
 	Transports   []StatusTransport `json:"transports,omitempty"` // of gateways with several, in order of preference
 	Limits       []StatusLimit     `json:"limits,omitempty"`     // of services, those first that use most of theirs; 20 at most
 	MoreLimits   int               `json:"moreLimits,omitempty"` // services with limits that are not listed
+	Clients      []StatusClient    `json:"clients,omitempty"`    // that hold most tunnels; 10 at most
 	DNS          *StatusDNS        `json:"dns,omitempty"`
 	Admin        []StatusAdmin     `json:"admin,omitempty"` // with one that stays open as the configured one cannot be opened
 	VIPs         *StatusVIPs       `json:"vips,omitempty"`
@@ -114,6 +115,7 @@ func (g *Gateway) Status() Status {
 		s.Limits, all = g.limits()
 		s.MoreLimits = all - len(s.Limits)
 	}
+	s.Clients = g.clients()
 	s.Stale, s.Health, s.Transports = g.staleStatus(), g.health(), g.transportStatus()
 	if waiting := g.restart.Load(); waiting != nil {
 		s.Restart = *waiting

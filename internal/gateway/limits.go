@@ -72,8 +72,57 @@ func (g *Gateway) limits() (list []StatusLimit, all int) {
 	return list[:min(len(list), maxLimitsShown)], len(list)
 }
 
-// limitGauges registers what the metrics read of services with limits.
+// A StatusClient is what one client holds: an address, or a principal wherever it comes
+// from. Tunnels of a principal are not those of its address.
+type StatusClient struct {
+	Client         string `json:"client"` // an address or a prefix, or the ID of a principal
+	Principal      bool   `json:"principal,omitempty"`
+	Tunnels        int64  `json:"tunnels"`              // open or being dialed
+	MaxTunnels     int    `json:"maxTunnels,omitempty"` // 0 for no fixed limit
+	Connections    int64  `json:"connections,omitempty"`
+	MaxConnections int    `json:"maxConnections,omitempty"`
+	Pending        int64  `json:"pending,omitempty"`     // connections that have not asked for anything yet
+	Unread         int64  `json:"unreadBytes,omitempty"` // that it has sent on shared connections and that nobody reads
+}
+
+// Full reports whether nearly all that the client may have is in use.
+func (c *StatusClient) Full() bool {
+	full := func(n int64, most int) bool { return most > 0 && n >= int64(most-most/10) }
+	return full(c.Tunnels, c.MaxTunnels) || full(c.Connections, c.MaxConnections)
+}
+
+// maxClientsShown is how many clients /status lists.
+const maxClientsShown = 10
+
+// clients returns the clients that hold most tunnels.
+func (g *Gateway) clients() (list []StatusClient) {
+	if g.router.Budget == nil {
+		return nil
+	}
+	l := g.currentLimits.Load()
+	for _, u := range g.router.Budget.Clients().Most(maxClientsShown) {
+		c := StatusClient{
+			Client: u.Name, Principal: u.Principal, Tunnels: u.Tunnels, MaxTunnels: max(l.MaxConnectionsPerClient, 0),
+			Connections: u.Connections, MaxConnections: max(l.MaxConnectionsPerClient, 0), Pending: u.Pending, Unread: u.Unread,
+		}
+		if c.Principal {
+			c.MaxTunnels, c.MaxConnections = max(l.MaxConnectionsPerPrincipal, 0), 0
+		}
+		list = append(list, c)
+	}
+	return list
+}
+
+// limitGauges registers what the metrics read of clients, and of services with limits.
 func (g *Gateway) limitGauges(m *metrics.Metrics) {
+	m.GaugeSet("culvert_client_tunnels_max", "Tunnels of the client that has most: kind is address or principal.", []string{"kind"}, func(yield func([]string, float64)) {
+		address, principal := int64(0), int64(0)
+		if g.router.Budget != nil {
+			address, principal = g.router.Budget.Clients().MostTunnels()
+		}
+		yield([]string{"address"}, float64(address))
+		yield([]string{"principal"}, float64(principal))
+	})
 	each := func(value func(s *registry.Service) int) func(yield func([]string, float64)) {
 		return func(yield func([]string, float64)) {
 			n := 0

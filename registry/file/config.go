@@ -120,19 +120,21 @@ func (p *Proxy) check(d *decoder, at mapping) {
 // Limits bound what clients can use. A count is at least 1, or -1 for no limit, and
 // a duration is more than 0. MaxTunnels may be 0.
 type Limits struct {
-	MaxTunnels              int           `yaml:"maxTunnels"`                                 // open at once; 0 means as many as there are descriptors for
-	MaxPendingConnections   int           `yaml:"maxPendingConnections,limit" default:"4096"` // connections without a route yet
-	MaxPendingPerClient     int           `yaml:"maxPendingPerClient,limit" default:"-1"`     // of them, of one client: an IPv4 address or IPv6 /64
-	MaxConnectionsPerClient int           `yaml:"maxConnectionsPerClient,limit" default:"-1"` // connections of one client, and as many tunnels
-	ConnectionRatePerClient int           `yaml:"connectionRatePerClient,limit" default:"-1"` // connections a second of one client
-	FirstByteTimeout        time.Duration `yaml:"firstByteTimeout,min=1ms" default:"10s"`     // from accept to the first byte
-	HandshakeTimeout        time.Duration `yaml:"handshakeTimeout,min=1ms" default:"5s"`      // from the first byte to the whole preamble
-	IdleTimeout             time.Duration `yaml:"idleTimeout,min=1ms" default:"1h"`           // of a tunnel, without a byte either way
-	UDPIdleTimeout          time.Duration `yaml:"udpIdleTimeout,min=1ms" default:"2m"`        // of a session of UDP, without a datagram either way
-	HalfClosedTimeout       time.Duration `yaml:"halfClosedTimeout,min=1ms" default:"60s"`    // of a tunnel, silent with one side closed
-	ConnectTimeout          time.Duration `yaml:"connectTimeout,min=1ms" default:"3s"`        // of one address
-	ConnectTotalTimeout     time.Duration `yaml:"connectTotalTimeout,min=1ms" default:"10s"`  // of all addresses of a request
-	Memory                  Memory        `yaml:"memory" as:"memory"`                         // of the process
+	MaxTunnels                 int           `yaml:"maxTunnels"`                                    // open at once; 0 means as many as there are descriptors for
+	MaxPendingConnections      int           `yaml:"maxPendingConnections,limit" default:"4096"`    // connections without a route yet
+	MaxPendingPerClient        int           `yaml:"maxPendingPerClient,limit" default:"-1"`        // of them, of one client: an IPv4 address or IPv6 /64
+	MaxConnectionsPerClient    int           `yaml:"maxConnectionsPerClient,limit" default:"-1"`    // connections of one client, and as many tunnels
+	ConnectionRatePerClient    int           `yaml:"connectionRatePerClient,limit" default:"-1"`    // connections and streams a second of one client
+	MaxConnectionsPerPrincipal int           `yaml:"maxConnectionsPerPrincipal,limit" default:"-1"` // tunnels of one verified identity
+	ConnectionRatePerPrincipal int           `yaml:"connectionRatePerPrincipal,limit" default:"-1"` // tunnels a second of one verified identity
+	FirstByteTimeout           time.Duration `yaml:"firstByteTimeout,min=1ms" default:"10s"`        // from accept to the first byte
+	HandshakeTimeout           time.Duration `yaml:"handshakeTimeout,min=1ms" default:"5s"`         // from the first byte to the whole preamble
+	IdleTimeout                time.Duration `yaml:"idleTimeout,min=1ms" default:"1h"`              // of a tunnel, without a byte either way
+	UDPIdleTimeout             time.Duration `yaml:"udpIdleTimeout,min=1ms" default:"2m"`           // of a session of UDP, without a datagram either way
+	HalfClosedTimeout          time.Duration `yaml:"halfClosedTimeout,min=1ms" default:"60s"`       // of a tunnel, silent with one side closed
+	ConnectTimeout             time.Duration `yaml:"connectTimeout,min=1ms" default:"3s"`           // of one address
+	ConnectTotalTimeout        time.Duration `yaml:"connectTotalTimeout,min=1ms" default:"10s"`     // of all addresses of a request
+	Memory                     Memory        `yaml:"memory" as:"memory"`                            // of the process
 }
 
 // A Memory is a limit in bytes: 0 means what the system grants the process, if that

@@ -172,6 +172,7 @@ func settings(c *file.Config, cfg *gateway.Config) (err error) {
 	cfg.Limits = tunnel.Limits{
 		FirstByteTimeout: c.Limits.FirstByteTimeout, HandshakeTimeout: c.Limits.HandshakeTimeout, MaxPendingConnections: c.Limits.MaxPendingConnections,
 		MaxPendingPerClient: c.Limits.MaxPendingPerClient, MaxConnectionsPerClient: c.Limits.MaxConnectionsPerClient, ConnectionRatePerClient: c.Limits.ConnectionRatePerClient,
+		MaxConnectionsPerPrincipal: c.Limits.MaxConnectionsPerPrincipal, ConnectionRatePerPrincipal: c.Limits.ConnectionRatePerPrincipal,
 		MaxTunnels: c.Limits.MaxTunnels, ConnectTimeout: c.Limits.ConnectTimeout, ConnectTotalTimeout: c.Limits.ConnectTotalTimeout,
 		IdleTimeout: c.Limits.IdleTimeout, UDPIdleTimeout: c.Limits.UDPIdleTimeout, HalfClosedTimeout: c.Limits.HalfClosedTimeout,
 	}

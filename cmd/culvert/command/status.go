@@ -164,6 +164,11 @@ func printStatus(w io.Writer, s *gateway.Status, all []gateway.StatusHealth) err
 			line("limit", "service %s has %s", l.Service, describeLimits(l))
 		}
 	}
+	for i := range s.Clients {
+		if c := &s.Clients[i]; c.Full() {
+			line("limit", "%s", describeClient(c))
+		}
+	}
 	for _, l := range s.Listeners {
 		problem := ""
 		if l.Problem != "" {
@@ -299,4 +304,20 @@ func plural(n int, what string) string {
 		what += "e"
 	}
 	return fmt.Sprintf("%d %ss", n, what)
+}
+
+// describeClient says what a client that is near a limit holds.
+func describeClient(c *gateway.StatusClient) string {
+	who := "client " + c.Client
+	if c.Principal {
+		who = "principal " + c.Client
+	}
+	var parts []string
+	if c.MaxTunnels > 0 {
+		parts = append(parts, fmt.Sprintf("%d of %d tunnels", c.Tunnels, c.MaxTunnels))
+	}
+	if c.MaxConnections > 0 {
+		parts = append(parts, fmt.Sprintf("%d of %d connections", c.Connections, c.MaxConnections))
+	}
+	return who + " has " + strings.Join(parts, ", ")
 }

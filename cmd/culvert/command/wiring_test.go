@@ -603,6 +603,53 @@ func TestEveryWebSocketKeepsHostsAndOrigins(t *testing.T) {
 	})
 }
 
+// Whatever carries a request, its tunnel counts for the identity of the caller, and another
+// one at the same address has a share of its own.
+func TestEveryCarrierKeepsLimitsOfPrincipals(t *testing.T) {
+	files, roots := keysOfGateway(t)
+	hash := func(password string) string { return string(hashOf(t, password, bcrypt.MinCost)) }
+	files["users.txt"] = "alice:" + hash("a-secret") + "\nbob:" + hash("b-secret") + "\n"
+	for i := range listenersOf {
+		kind := listenersOf[i]
+		t.Run(kind.name, func(t *testing.T) {
+			t.Parallel()
+			for _, carrier := range kind.carriers {
+				kind.carriers = []string{carrier}
+				eachWayWithin(t, "{maxConnectionsPerPrincipal: 2}", []listenerOf{kind}, "", ", auth: {usersFile: users.txt}", maps.Clone(files), func(t *testing.T, r *running, w wayIn, addr string, kind *listenerOf) {
+					open := func(user, password string) error {
+						c := client{user: user, password: password}
+						if kind.tls {
+							c.tls = &tls.Config{RootCAs: roots, ServerName: "gw.test"}
+						}
+						d := w.dial(addr, &c)
+						if closer, ok := d.(io.Closer); ok {
+							t.Cleanup(func() { _ = closer.Close() })
+						}
+						ctx, cancel := context.WithTimeout(t.Context(), patience)
+						defer cancel()
+						conn, err := d.DialContext(ctx, "tcp", "svc.test:443")
+						if err == nil {
+							t.Cleanup(func() { _ = conn.Close() })
+						}
+						return err
+					}
+					for i := range 3 {
+						if err := open("alice", "a-secret"); (err != nil) != (i == 2) {
+							t.Errorf("tunnel %d of alice: %v, want two, and the third one refused", i+1, err)
+						}
+					}
+					if err := open("bob", "b-secret"); err != nil {
+						t.Errorf("the first tunnel of bob: %v", err)
+					}
+					testnet.Eventually(t, patience, func() bool {
+						return strings.Contains(r.log.String(), "limits.maxConnectionsPerPrincipal: alice has 2 tunnels open, the limit is 2")
+					}, "the log says which limit, and whose")
+				})
+			}
+		})
+	}
+}
+
 // Whatever carries a request and whatever it comes to, one client opens no more
 // connections in a second than it may, and has no more tunnels.
 func TestEveryCarrierKeepsLimits(t *testing.T) {
