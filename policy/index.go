@@ -17,11 +17,13 @@ type index struct {
 	byTrustDomain map[string][]*condition
 	byCIDR        prefixes[*condition]
 	rest          []*condition
+	all           []*condition // for Explain
 }
 
 // add files e. Conditions are added by rank.
 func (x *index) add(e *condition, identities bool) {
 	x.identities = identities
+	x.all = append(x.all, e)
 	s := e.source
 	switch {
 	case s == nil:

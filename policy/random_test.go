@@ -172,6 +172,18 @@ func (w *world) check(t *testing.T) {
 		t.Fatalf("policies %s\ntarget %+v\nrequest %+v\nport %d %v\ngot %v at %q (dry run %v at %q), want %v at %q (%v at %q)", text, w.target, w.req, w.port, w.verb,
 			d.Allowed, d.Step, dry.Allowed, dry.Step, allowed, step, wouldAllow, wouldStep)
 	}
+	explained, steps := set.Explain(w.req, w.port, w.verb, false)
+	if d.DryRun = nil; explained.DryRun != nil {
+		explained.DryRun = nil
+	}
+	if explained != d {
+		t.Fatalf("got %+v from Explain, want %+v of Decide", explained, d)
+	}
+	if set != nil && step != policy.Undecided {
+		if r := steps[step-1]; r.Skipped != "" || len(r.Policies) == 0 || (r.Match != nil) != (d.Rule >= 0) || r.Match != nil && (r.Match.Name != d.Policy || r.Rule != d.Rule) {
+			t.Fatalf("got %+v for the step %q, want what has decided: %+v", r, step, d)
+		}
+	}
 	if p := w.named(d.Policy); step != policy.Undecided && (p == nil || p.DryRun || p.Verb != w.verb) {
 		t.Fatalf("policy %q has decided at %q: got %+v, want an enforced policy of %v", d.Policy, step, p, w.verb)
 	}

@@ -341,6 +341,33 @@ func (r *Registry) Recheck(req *tunnel.Request, route *tunnel.Route) error {
 	return nil
 }
 
+// A PolicyExplanation is what the policies of a service say about a request.
+type PolicyExplanation struct {
+	Decision policy.Decision
+	Steps    []policy.StepResult // nil where no policy is about the request
+	DryRun   []policy.StepResult // with the policies in dry run; nil where there are none
+}
+
+// ExplainPolicy says how policies decide about req, whose route Resolve has found or
+// denied. Where policies select endpoints, it is about those of the service alone.
+func (r *Registry) ExplainPolicy(req *tunnel.Request, route *tunnel.Route) PolicyExplanation {
+	var x PolicyExplanation
+	s := r.current.Load()
+	if s == nil || route.Service == "" {
+		return x
+	}
+	req = s.table.deferring(req)
+	for _, f := range s.table.recheckable(req, route) {
+		port := f.policyPort(req)
+		x.Decision, x.Steps = f.policies.service.Explain(req, port, policy.Connect, false)
+		if x.Decision.DryRun != nil {
+			_, x.DryRun = f.policies.service.Explain(req, port, policy.Connect, true)
+		}
+		break
+	}
+	return x
+}
+
 // permits reports whether the endpoint that is dialed as ep is none of those that
 // policies deny to x.
 func (x *resolution) permits(ep *tunnel.Endpoint) bool {

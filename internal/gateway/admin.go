@@ -185,7 +185,11 @@ func (g *Gateway) adminServer() *admin.Admin {
 			if err != nil {
 				return nil, err
 			}
-			return g.explain(ctx, q)
+			x, err := g.explain(ctx, q)
+			if err == nil {
+				x.AddResolution(g.names, q)
+			}
+			return x, err
 		},
 		Resolve:  func(_ context.Context, v url.Values) (any, error) { return g.resolve(v) },
 		Registry: func(ctx context.Context, v url.Values) iter.Seq[any] { return ListRegistry(ctx, g.registry, v) },

@@ -81,9 +81,11 @@ type Explanation struct {
 	Service    string                `json:"service,omitempty"`
 	Pattern    string                `json:"pattern,omitempty"`
 	Generation uint64                `json:"generation,omitempty"`
+	Policy     *ExplanationPolicy    `json:"policy,omitempty"`    // nil where no policy is about the request
 	Limits     *StatusLimit          `json:"limits,omitempty"`    // of the service; nil for none
 	Balancing  *ExplanationBalancing `json:"balancing,omitempty"` // nil where there is one endpoint, or none
 	Endpoints  []ExplanationEndpoint `json:"endpoints,omitempty"`
+	Resolution *Resolution           `json:"resolution,omitempty"` // what DNS answers the client, and the health of what is there; nil unless a client was named
 }
 
 // An ExplanationEndpoint is one endpoint in the order it would be tried.
@@ -144,6 +146,7 @@ func Explain(ctx context.Context, r *tunnel.Router, listeners []Listener, q Quer
 		limits := limitOf(r.Relay, cmp.Or(route.Backend, route.Service), route.Limits)
 		x.Limits = &limits
 	}
+	x.Policy = explainPolicy(r.Resolver, req, &route)
 	for _, a := range attempts {
 		ep := ExplanationEndpoint{Address: a.Endpoint.String(), Insecure: a.Endpoint.Insecure}
 		if t := a.Endpoint.Transport; t != nil {
@@ -224,7 +227,7 @@ func (q *Query) request(listeners []Listener, x *Explanation) (*tunnel.Request, 
 		}
 	}
 	if q.As != "" {
-		req.Peer = tunnel.Peer{ID: q.As, Method: "stated"}
+		req.Peer = statedPeer(q.As)
 	}
 	spoken := false
 	for _, l := range listeners {

@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"culvert.dev/internal/gateway"
+	"culvert.dev/internal/names"
 	"culvert.dev/registry/file"
 	"culvert.dev/tunnel"
 )
@@ -37,13 +38,17 @@ func newExplain() *cobra.Command {
 		Short: "Show what would happen to a request: its route and endpoints, or the refusal",
 		Long: `Explain decides about a request as the gateway would, without dialing, and shows
 the result: the route and its endpoints in the order in which they would be
-tried, or the refusal with its reason. With --admin it asks a running gateway,
+tried, or the refusal with its reason. Where policies are about the service, it
+shows each step of their order, and the rule that decides with its origin. With
+--from or --as it also shows what DNS answers that client, and the health of what
+is there. With --admin it asks a running gateway,
 otherwise it reads the configuration that a gateway would be started with.
 
 The exit code is 0 for a route and 1 for a refusal.`,
 		Example: `  culvert explain orders.example.com --listener :443 --config culvert.yaml
   culvert explain orders.example.com:443 --listener 127.0.0.1:3128 --routes routes.txt
   culvert explain orders.example.com:443 --listener :3128 --config culvert.yaml --as alice
+  culvert explain db.example.com:5432 --config culvert.yaml --as spiffe://corp.example/ns/shop/sa/api --from 10.1.2.3
   culvert explain orders.example.com --listener :443 --admin 127.0.0.1:9090 -o json`,
 		Args: args(1, "one NAME[:PORT]"),
 		ValidArgsFunction: func(cmd *cobra.Command, a []string, _ string) ([]string, cobra.ShellCompDirective) {
@@ -61,7 +66,7 @@ The exit code is 0 for a route and 1 for a refusal.`,
 	f.StringVar(&o.listener, "listener", "", "the listener, by its address, or by its Gateway NAMESPACE/NAME")
 	f.StringVar(&o.proto, "proto", "", oneOf(explainProtocols)+" (default: connect with a port, sni without)")
 	f.StringVar(&o.from, "from", "", "the client's address")
-	f.StringVar(&o.as, "as", "", "the authenticated user, for a listener with auth")
+	f.StringVar(&o.as, "as", "", "the verified identity of the client: a user, or a SPIFFE id")
 	_ = cmd.RegisterFlagCompletionFunc("proto", cobra.FixedCompletions(explainProtocols, cobra.ShellCompDirectiveNoFileComp))
 	_ = cmd.RegisterFlagCompletionFunc("listener", func(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
 		return completeListeners(cmd.Context(), o.admin, o.config)
@@ -151,7 +156,9 @@ func explainHere(ctx context.Context, o *explainOptions, q gateway.Query) (*gate
 		return nil, err
 	}
 	router := &tunnel.Router{Resolver: reg, Dialer: direct}
-	return gateway.Explain(ctx, router, cfg.Listeners, q), nil
+	x := gateway.Explain(ctx, router, cfg.Listeners, q)
+	x.AddResolution(&names.Source{Registry: reg, VIPs: dnsVIPs(c)}, q)
+	return x, nil
 }
 
 // pickListener finds the listener that is meant.
@@ -198,13 +205,17 @@ func printExplanation(w io.Writer, target string, x *gateway.Explanation) {
 	fmt.Fprintf(w, "%s at listener %s by %s\n", target, x.Listener, x.Proto)
 	if x.Reason != "" {
 		fmt.Fprintf(w, "%s %s\n  %s\n", bad("refused:"), x.Reason, printable(x.Detail))
+		printPolicy(w, x.Policy)
+		printClientView(w, x.Resolution)
 		return
 	}
+	defer printClientView(w, x.Resolution)
 	if x.Detail != "" {
 		fmt.Fprintln(w, printable(x.Detail))
 		return
 	}
 	fmt.Fprintf(w, "route:   %s, service %s, table generation %d\n", x.Pattern, x.Service, x.Generation)
+	printPolicy(w, x.Policy)
 	if l := x.Limits; l != nil {
 		fmt.Fprintf(w, "limits:  %s\n", describeLimits(l))
 	}
@@ -246,6 +257,60 @@ func printExplanation(w io.Writer, target string, x *gateway.Explanation) {
 		}
 		fmt.Fprintf(w, "  %d. %s%s\n", i+1, ep.Address, note)
 	}
+}
+
+// printPolicy prints what policies decide, step by step.
+func printPolicy(w io.Writer, p *gateway.ExplanationPolicy) {
+	if p == nil {
+		return
+	}
+	fmt.Fprintf(w, "policy:  %s\n", describeDecision(&p.PolicyDecision))
+	var rows [][]string
+	for i, s := range p.Steps {
+		matched := "none matches"
+		switch {
+		case s.Policies == 0:
+			matched = "-"
+		case s.Match != "":
+			matched = fmt.Sprintf("%s, rule %d", s.Match, s.Rule)
+		}
+		result := s.Result
+		if s.Why != "" {
+			result = "left out: " + s.Why
+		}
+		rows = append(rows, []string{fmt.Sprintf("  %d. %s", i+1, s.Step), fmt.Sprintf("%d selected", s.Policies), printable(matched), result})
+	}
+	_ = writeTable(w, rows)
+	if p.Admitted < p.Endpoints {
+		fmt.Fprintf(w, "  admitted to %d of %d endpoints\n", p.Admitted, p.Endpoints)
+	}
+	if p.DryRun != nil {
+		fmt.Fprintf(w, "dry run: %s\n", describeDecision(p.DryRun))
+	}
+}
+
+// describeDecision says which policy has decided, and where it is written.
+func describeDecision(d *gateway.PolicyDecision) string {
+	word, how := "denied", "which allows others only"
+	if d.Allowed {
+		word = "allowed"
+	}
+	if d.Rule > 0 {
+		how = fmt.Sprintf("rule %d", d.Rule)
+	}
+	if d.Policy == "" {
+		return word + ": no policy decides"
+	}
+	return printable(fmt.Sprintf("%s by %s of %s, %s", word, d.Policy, d.Origin, how))
+}
+
+// printClientView prints what DNS answers the client, and the health of what is there.
+func printClientView(w io.Writer, r *gateway.Resolution) {
+	if r == nil {
+		return
+	}
+	fmt.Fprintln(w)
+	_ = printResolution(w, r)
 }
 
 // describeLimits says what of the limits of a service is in use.
