@@ -31,10 +31,19 @@ type Protocol struct {
 	// Via is this gateway's pseudonym: a request that names it in Via or
 	// CDN-Loop has been here before. Unique among the gateways of a chain;
 	// "" means loops are ended by their length only.
-	Via string
+	Via        string
+	CurrentVia func() string // if set, takes the place of Via; called for every request
 
 	// ProxyName is the name of this gateway in Proxy-Status; "" means "culvert".
 	ProxyName string
+}
+
+// via returns this gateway's pseudonym.
+func (p *Protocol) via() string {
+	if p.CurrentVia != nil {
+		return p.CurrentVia()
+	}
+	return p.Via
 }
 
 var _ tunnel.Protocol = (*Protocol)(nil)

@@ -29,7 +29,7 @@ func (p *Protocol) Admit(ctx context.Context, req *tunnel.Request, target string
 		return ctx, &tunnel.Error{Reason: tunnel.BadRequest, Err: wrong}
 	}
 	req.Name, req.Addr, req.Port = to.Name, to.Addr, to.Port
-	hops, err := fields.Hops(p.Via, to)
+	hops, err := fields.Hops(p.via(), to)
 	if err != nil {
 		return ctx, err
 	}

@@ -40,10 +40,11 @@ type Server struct {
 	// client is: see Identified.
 	TLS *tls.Config
 
-	// Auth, Via and ProxyName are those of connect.Protocol.
-	Auth      connect.Authenticator
-	Via       string
-	ProxyName string
+	// Auth, Via, CurrentVia and ProxyName are those of connect.Protocol.
+	Auth       connect.Authenticator
+	Via        string
+	CurrentVia func() string
+	ProxyName  string
 
 	// Name is the listener's, as configured, for logs; "" means its address.
 	Name string
@@ -404,7 +405,7 @@ func (s *Server) service() connect.Service {
 	if s.Service != nil {
 		return s.Service
 	}
-	return &mux.PlainService{Protocol: connect.Protocol{Auth: s.Auth, Via: s.Via}, Proto: proto}
+	return &mux.PlainService{Protocol: connect.Protocol{Auth: s.Auth, Via: s.Via, CurrentVia: s.CurrentVia}, Proto: proto}
 }
 
 // reportAttempt reports a handshake or connection that ended without a request.

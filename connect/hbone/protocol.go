@@ -20,11 +20,12 @@ const DefaultPort = 15008
 //
 // Its fields are not to be changed once it serves. It must not be copied.
 type Protocol struct {
-	// Via, ProxyName, Streams and Idle are those of h2.Protocol.
-	Via       string
-	ProxyName string
-	Streams   int
-	Idle      time.Duration
+	// Via, CurrentVia, ProxyName, Streams and Idle are those of h2.Protocol.
+	Via        string
+	CurrentVia func() string
+	ProxyName  string
+	Streams    int
+	Idle       time.Duration
 
 	once sync.Once
 	h2   h2.Protocol
@@ -39,7 +40,7 @@ var (
 func (p *Protocol) inner() *h2.Protocol {
 	p.once.Do(func() {
 		p.h2.ProxyName, p.h2.Streams, p.h2.Idle = p.ProxyName, p.Streams, p.Idle
-		p.h2.Service = &service{plain: connect.Protocol{Via: p.Via}}
+		p.h2.Service = &service{plain: connect.Protocol{Via: p.Via, CurrentVia: p.CurrentVia}}
 	})
 	return &p.h2
 }

@@ -42,8 +42,9 @@ type Protocol struct {
 	// Cookies authenticate nobody.
 	Auth connect.Authenticator
 
-	// Via is this gateway's pseudonym, as in connect.Protocol.
-	Via string
+	// Via and CurrentVia say what this gateway's pseudonym is, as in connect.Protocol.
+	Via        string
+	CurrentVia func() string
 
 	// ProxyName is the name of this gateway in Proxy-Status; "" means "culvert".
 	ProxyName string
@@ -163,7 +164,11 @@ func (p *Protocol) Admit(ctx context.Context, req *tunnel.Request, host, target 
 		return nil, wrong
 	}
 	req.Name, req.Addr, req.Port = to.Name, to.Addr, to.Port
-	hops, err := fields.Hops(p.Via, to)
+	via := p.Via
+	if p.CurrentVia != nil {
+		via = p.CurrentVia()
+	}
+	hops, err := fields.Hops(via, to)
 	if err != nil {
 		return nil, err
 	}
