@@ -367,6 +367,10 @@ type Snapshot struct {
 	// asked, which say by which protocols only; nil means without TLS. Its Proto and
 	// Addresses have no meaning. The first snapshot that has one counts.
 	GatewayTransport *Hop
+
+	// Mesh is what the names of all snapshots are made of, and where the gateway is. The
+	// first snapshot that has one counts; nil in all of them means the Registry's.
+	Mesh *Mesh
 }
 
 // An Update replaces the earlier snapshot of a source under the same name. One with
@@ -374,6 +378,14 @@ type Snapshot struct {
 type Update struct {
 	Source string // "file", "cluster/west"; a source may use several
 	Snapshot
+
+	// More says that the next Update of the source follows at once and belongs to the
+	// same table.
+	More bool
+
+	// Group, if set, replaces the Group of the Update before that had one. One without
+	// sources replaces it by none. Run says what becomes of their snapshots.
+	Group *Group
 
 	// Err, if it is not nil, says that the source has lost sight of its objects. Its
 	// earlier snapshot stays in force, and the Snapshot of this Update is ignored;
@@ -383,6 +395,15 @@ type Update struct {
 	// Since is the time of the loss if it is not now: that of a snapshot that an
 	// earlier process has saved.
 	Since time.Time
+}
+
+// A Group is sources that begin and end together, and may be replaced by others.
+type Group struct {
+	Sources []Source
+
+	// Start, if set, starts what the Sources need. It is called before they run, and the
+	// function that it returns when all of them have ended.
+	Start func() (stop func())
 }
 
 // A Source discovers services, networks and listeners. Run sends an Update at first

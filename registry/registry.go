@@ -2,39 +2,19 @@ package registry
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"log/slog"
-	"maps"
 	"net/netip"
-	"slices"
 	"sync"
 	"sync/atomic"
-	"time"
 
-	"culvert.dev/internal/background"
 	"culvert.dev/tunnel"
-)
-
-const (
-	// minRebuildInterval is the least time between two tables: a source that flaps
-	// must not take a core.
-	minRebuildInterval = 100 * time.Millisecond
-
-	// firstTableTimeout is how long the first table waits for the first update of
-	// every source: a partial table refuses what the gateway in fact serves.
-	firstTableTimeout = 5 * time.Second
-
-	// The wait before a source that failed is run again doubles between these.
-	minRestart = time.Second
-	maxRestart = 30 * time.Second
 )
 
 // A Registry holds the current table and resolves requests by it. The zero
 // value is ready and refuses everything until a table is there. It is safe
 // for use by many goroutines, and must not be copied.
 type Registry struct {
-	// Mesh is how tables are made.
+	// Mesh is how tables are made of snapshots without one.
 	Mesh Mesh
 
 	// Lookup finds the addresses of an endpoint's DNS name. It is called once
@@ -170,174 +150,6 @@ func carryRuleTurns(from, to *state) {
 	if turns != nil {
 		to.eachTurn(func(k turnKey, turn int32) { to.turns[turn].Store(turns[k]) })
 	}
-}
-
-// Run runs the sources and swaps in a table whenever one of them sends an update,
-// until ctx is done; then it waits for the sources and returns nil. It may be
-// called once.
-//
-// The last snapshot of a source that fails stays in force, and the source is run again after a
-// while. While one fails, Stale reports it, and the log repeats it every 10 minutes. The first
-// table waits for the first update of every source, for at most 5 seconds. Tables are made at most
-// every 100 ms.
-func (r *Registry) Run(ctx context.Context, sources ...Source) error {
-	if len(sources) == 0 {
-		return errors.New("registry: no source to run")
-	}
-	log := r.Log
-	if log == nil {
-		log = slog.New(slog.DiscardHandler)
-	}
-	r.pendingSources.Store(int32(len(sources)))
-	news := make(chan sourceEvent)
-	var running sync.WaitGroup
-	for i, src := range sources {
-		running.Go(func() { runSource(ctx, log, i, src, news) })
-	}
-	defer running.Wait()
-
-	var (
-		known           = map[snapshotKey]Snapshot{}
-		pendingFirst    = len(sources) // sources that have neither sent anything nor failed
-		seen            = make([]struct{ any, snapshot bool }, len(sources))
-		pendingSnapshot = len(sources) // sources that have not sent a snapshot
-		dirty           bool
-		late            = time.NewTimer(firstTableTimeout)
-		tick            = time.NewTimer(0)
-		wait            = true // for tick
-	)
-	defer late.Stop()
-	defer tick.Stop()
-	remind := time.NewTicker(staleLogInterval)
-	defer remind.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case m := <-news:
-			from := &seen[m.source]
-			if !from.any {
-				from.any = true
-				pendingFirst--
-			}
-			if !from.snapshot && m.err == nil && (m.update == nil || m.update.Err == nil) {
-				from.snapshot = true
-				pendingSnapshot--
-			}
-			r.freshness.observe(log, &m)
-			if m.update == nil || m.update.Err != nil {
-				break
-			}
-			k := snapshotKey{m.source, m.update.Source}
-			if before, ok := known[k]; !ok || !before.sameSlices(&m.update.Snapshot) {
-				known[k] = m.update.Snapshot
-				dirty = true
-			}
-		case <-remind.C:
-			r.freshness.logStale(log)
-		case <-late.C:
-			pendingFirst = 0
-		case <-tick.C:
-			wait = false
-		}
-		if dirty {
-			if pendingFirst > 0 || wait {
-				continue
-			}
-			background.Do(func() { r.merge(log, known) })
-			dirty, wait = false, true
-			tick.Reset(minRebuildInterval)
-		}
-		r.pendingSources.Store(int32(pendingSnapshot)) // not before the table has it
-	}
-}
-
-// A snapshotKey identifies the snapshot that one source sent under one name. Keys are
-// ordered by precedence.
-type snapshotKey struct {
-	source int
-	name   string
-}
-
-// merge swaps in the table of everything known.
-func (r *Registry) merge(log *slog.Logger, known map[snapshotKey]Snapshot) {
-	keys := slices.SortedFunc(maps.Keys(known), func(a, b snapshotKey) int {
-		if a.source != b.source {
-			return a.source - b.source
-		}
-		if a.name < b.name {
-			return -1
-		}
-		return 1
-	})
-	snapshots := make([]Snapshot, len(keys))
-	for i, k := range keys {
-		snapshots[i] = known[k]
-	}
-	t, err := r.Merge(snapshots...)
-	if err != nil {
-		log.Warn("ignored conflicting definitions", "err", err)
-	}
-	t = r.Swap(t)
-	log.Info("routing table changed", "generation", t.Generation(), "services", t.Len())
-}
-
-// A sourceEvent is an update of a source, or the end of its run, with the reason if
-// it failed.
-type sourceEvent struct {
-	source int
-	update *Update
-	kind   string // of the source, for people
-	err    error
-}
-
-// runSource runs one source, again after each failure, and passes on its updates.
-func runSource(ctx context.Context, log *slog.Logger, i int, src Source, news chan<- sourceEvent) {
-	send := func(m sourceEvent) {
-		select {
-		case news <- m:
-		case <-ctx.Done():
-		}
-	}
-	for pause := minRestart; ; pause = min(2*pause, maxRestart) {
-		updates := make(chan Update)
-		done := make(chan error, 1)
-		go func() { done <- runSafely(ctx, src, updates) }()
-		var err error
-		for ended := false; !ended; {
-			select {
-			case u := <-updates:
-				send(sourceEvent{source: i, update: &u})
-				pause = minRestart
-			case err = <-done:
-				ended = true
-			}
-		}
-		if ctx.Err() != nil {
-			return
-		}
-		send(sourceEvent{source: i, kind: fmt.Sprintf("%T", src), err: err})
-		if err == nil {
-			return
-		}
-		log.Error("source failed; keeping its last snapshot", "source", fmt.Sprintf("%T", src), "err", err, "again", pause)
-		select {
-		case <-time.After(pause):
-		case <-ctx.Done():
-			return
-		}
-	}
-}
-
-// runSafely turns a panic of a source into an error: a source must not take the
-// tunnels down.
-func runSafely(ctx context.Context, src Source, updates chan<- Update) (err error) {
-	defer func() {
-		if p := recover(); p != nil {
-			err = fmt.Errorf("panic: %v", p)
-		}
-	}()
-	return src.Run(ctx, updates)
 }
 
 var _ tunnel.Resolver = (*Registry)(nil)

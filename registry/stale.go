@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"errors"
 	"log/slog"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 )
@@ -78,6 +80,23 @@ func (f *freshness) observe(log *slog.Logger, m *sourceEvent) {
 	}
 }
 
+// forget drops what a source that was replaced has said.
+func (f *freshness) forget(source int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	maps.DeleteFunc(f.lost, func(k snapshotKey, _ loss) bool { return k.source == source })
+}
+
+// isLost reports whether one of the sources has lost sight of what it sent under a name.
+func (f *freshness) isLost(sources []int, name string) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.ContainsFunc(sources, func(i int) bool {
+		_, lost := f.lost[snapshotKey{i, name}]
+		return lost
+	})
+}
+
 func (f *freshness) logStale(log *slog.Logger) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -92,7 +111,7 @@ func (f *freshness) logStale(log *slog.Logger) {
 
 // sameSlices reports whether s and o are the same slices, and not only equal ones.
 func (s *Snapshot) sameSlices(o *Snapshot) bool {
-	return same(s.Services, o.Services) && same(s.Networks, o.Networks) && same(s.Listeners, o.Listeners) && same(s.Policies, o.Policies) && s.GatewayTransport == o.GatewayTransport
+	return same(s.Services, o.Services) && same(s.Networks, o.Networks) && same(s.Listeners, o.Listeners) && same(s.Policies, o.Policies) && s.GatewayTransport == o.GatewayTransport && s.Mesh == o.Mesh
 }
 
 func same[T any](a, b []T) bool {

@@ -48,6 +48,16 @@ type Table struct {
 	clientCerts clientCerts        // nil where no listener requires them for a service
 
 	balances map[balanceKey]*balanceState // that the next table takes over
+
+	mesh Mesh
+}
+
+// Mesh returns what the table's names were made of, and where the gateway is.
+func (t *Table) Mesh() Mesh {
+	if t == nil {
+		return Mesh{}
+	}
+	return t.mesh
 }
 
 // A serviceEntry is a service in a table.
@@ -110,7 +120,8 @@ func (c *Conflict) Error() string {
 // The table shares memory with the snapshots, which must not change any more.
 func Merge(snapshots ...Snapshot) (*Table, error) { return Mesh{}.Merge(snapshots...) }
 
-// Merge is the function Merge with the zone and the network of a mesh.
+// Merge is the function Merge with the zone and the network of a mesh, where no snapshot
+// has one.
 func (m Mesh) Merge(snapshots ...Snapshot) (*Table, error) { return m.merge(nil, nil, snapshots) }
 
 // Merge is the function Merge with r's Mesh and NewTransport, and with what r's current
@@ -135,8 +146,13 @@ func (m Mesh) merge(newTransport newTransport, before map[balanceKey]*balanceSta
 			endpoints += len(s.Endpoints)
 		}
 	}
+	if i := slices.IndexFunc(snapshots, func(s Snapshot) bool { return s.Mesh != nil }); i >= 0 {
+		m = *snapshots[i].Mesh
+	}
 	b := builder{
 		Table: Table{
+			mesh: m,
+
 			services:        make([]serviceEntry, 0, n),
 			exact:           make(map[tunnel.Name]claims, n),
 			wild:            map[tunnel.Name]claims{},
@@ -151,7 +167,6 @@ func (m Mesh) merge(newTransport newTransport, before map[balanceKey]*balanceSta
 			parentNamesOf:   map[int32]map[string]struct{}{},
 			endpointsByAddr: map[netip.Addr]endpointRef{},
 		},
-		mesh:         m,
 		newTransport: newTransport,
 		before:       before,
 		sets:         map[tunnel.Name][]int32{},
@@ -260,7 +275,6 @@ func (t *Table) Network(a netip.Addr) (string, bool) {
 // A builder makes a Table.
 type builder struct {
 	Table
-	mesh         Mesh
 	newTransport newTransport
 	before       map[balanceKey]*balanceState // of the table before
 	sets         map[tunnel.Name][]int32      // services by their names in the cluster set

@@ -53,7 +53,7 @@ func (c *Checker) follow() {
 	for n := range t.Networks() {
 		for j := range n.Gateways {
 			g := &n.Gateways[j]
-			if ep := g.AddressFrom(n.Name, c.Registry.Mesh.Network); g.Check.Kind != "" && ep.Port != 0 {
+			if ep := g.AddressFrom(n.Name, t.Mesh().Network); g.Check.Kind != "" && ep.Port != 0 {
 				c.want(generation, registry.Target{Addr: netip.AddrPortFrom(ep.Addr.Unmap(), ep.Port), Host: ep.Host, Check: g.Check}, "", "the gateways of "+n.Name)
 			}
 		}

@@ -105,7 +105,7 @@ func filledSnapshot(t testing.TB, secrets bool, some int) registry.Snapshot {
 	t.Helper()
 	var s registry.Snapshot
 	(&filler{t: t, secrets: secrets, some: some}).fill(reflect.ValueOf(&s).Elem())
-	s.GatewayTransport = nil // it is the file's, which is not saved
+	s.GatewayTransport, s.Mesh = nil, nil // they are the file's, which is not saved
 	// An endpoint has one of Host and Addr.
 	one := func(es []registry.Endpoint) {
 		for i := range es {

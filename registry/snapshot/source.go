@@ -210,13 +210,14 @@ func (r *run) fallBack(ctx context.Context, why error) error {
 		return nil
 	}
 	r.fellBack = true
-	for _, name := range slices.Sorted(maps.Keys(r.stale)) {
+	names := slices.Sorted(maps.Keys(r.stale))
+	for i, name := range names {
 		s := r.stale[name]
 		r.log.Warn("source is unavailable; using its saved snapshot", "source", name, "of", s.time.Format(time.RFC3339), "services", len(s.Services), "listeners", len(s.Listeners), "err", why)
-		if err := r.send(ctx, registry.Update{Source: name, Snapshot: s.Snapshot}); err != nil {
+		if err := r.send(ctx, registry.Update{Source: name, Snapshot: s.Snapshot, More: true}); err != nil {
 			return err
 		}
-		if err := r.send(ctx, registry.Update{Source: name, Err: why, Since: s.time}); err != nil {
+		if err := r.send(ctx, registry.Update{Source: name, Err: why, Since: s.time, More: i < len(names)-1}); err != nil {
 			return err
 		}
 	}

@@ -177,6 +177,9 @@ func (f *clustersRun) loop(ctx context.Context, out chan<- registry.Update) erro
 				return err
 			}
 		case <-late:
+			for _, name := range slices.Sorted(maps.Keys(waiting)) { // what is known of them from before stays
+				held = append(held, registry.Update{Source: name, Err: fmt.Errorf("discovery: the cluster has not been listed after %v", gatherTimeout)})
+			}
 			waiting = nil
 		case <-f.changed:
 			synced, err := f.state()
@@ -211,7 +214,9 @@ func (f *clustersRun) loop(ctx context.Context, out chan<- registry.Update) erro
 			waiting = nil
 			own = nil
 		}
-		for _, u := range append(held, own...) {
+		all := append(held, own...)
+		for i, u := range all {
+			u.More = u.More || i < len(all)-1
 			if err := send(u); err != nil {
 				return err
 			}

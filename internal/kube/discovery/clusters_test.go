@@ -198,7 +198,7 @@ func TestClustersSpeakTogetherAtFirst(t *testing.T) {
 		want string // what the first words are
 	}{
 		{2 * time.Second, "clusters/sys:  | cluster/east: e.shop.east to nobody at [] | cluster/west: w.shop.west to nobody at []"},
-		{time.Minute, "clusters/sys:  | cluster/east: e.shop.east to nobody at []"},
+		{time.Minute, "clusters/sys:  | cluster/east: e.shop.east to nobody at [] | cluster/west: error"},
 	} {
 		t.Run(fmt.Sprint(tt.slow), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
