@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"embed"
 	"encoding/hex"
+	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
@@ -170,13 +171,14 @@ func (s Settings) renamed(key string, v any) any {
 // restartSum returns the chart's sum of what of a configuration is taken up only
 // by a restart.
 func restartSum(config map[string]any) (string, error) {
-	static := map[string]any{}
-	for key, v := range config {
-		if key != "services" && key != "networks" {
-			static[key] = v
+	var states [2]any
+	for i, key := range []string{"servicePorts", "vips"} {
+		states[i] = ""
+		if object, ok := config[key].(map[string]any); ok && object["state"] != nil {
+			states[i] = object["state"]
 		}
 	}
-	text, err := yaml.Marshal(static)
-	sum := sha256.Sum256([]byte(strings.TrimSuffix(string(text), "\n")))
+	text, err := json.Marshal(states)
+	sum := sha256.Sum256(text)
 	return hex.EncodeToString(sum[:]), err
 }

@@ -295,12 +295,18 @@ func TestPodsRestartWhereTheyMust(t *testing.T) {
 		}
 		return nil
 	}
-	base := sum()
-	if got := sum(`config.services=[{name: a.example.com, endpoints: ["10.0.0.1:1"]}]`, "config.networks=[{name: a, cidrs: [10.0.0.0/8]}]"); got != base || base == nil {
-		t.Errorf("services and networks: got %v, want %v", got, base)
+	const ports, vips = "config.servicePorts={range: 20000-20010, state: /run/culvert/a.json}", "config.vips={state: /run/culvert/b.json}"
+	base := sum(ports, vips)
+	for _, set := range []string{
+		`config.services=[{name: a.example.com, endpoints: ["10.0.0.1:1"]}]`, "config.networks=[{name: a, cidrs: [10.0.0.0/8]}]",
+		"cluster=east", "config.limits.idleTimeout=2h", "gateway.listeners=[{address: ':8443'}]", "discovery.allow=[a/b]", "log.level=warn", "config.servicePorts.range=20000-20020",
+	} {
+		if got := sum(ports, vips, set); got != base || base == nil {
+			t.Errorf("%s: got %v, want %v", set, got, base)
+		}
 	}
-	for _, set := range []string{"cluster=east", "config.limits.idleTimeout=2h", "gateway.listeners=[{address: ':8443'}]", "discovery.allow=[a/b]", "log.level=warn"} {
-		if got := sum(set); got == base {
+	for _, set := range []string{"config.servicePorts.state=/run/culvert/c.json", "config.vips.state=/run/culvert/c.json"} {
+		if got := sum(ports, vips, set); got == base {
 			t.Errorf("%s: the sum is the same", set)
 		}
 	}

@@ -104,5 +104,6 @@
 
 {{/* A sum of what of a configuration is taken up by a restart only: the rest is when the file changes. */}}
 {{- define "culvert.restartSum" -}}
-{{- omit (fromYaml .) "services" "networks" | toYaml | sha256sum -}}
+{{- $c := fromYaml . -}}
+{{- list (get ($c.servicePorts | default dict) "state") (get ($c.vips | default dict) "state") | toJson | sha256sum -}}
 {{- end -}}
