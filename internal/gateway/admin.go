@@ -54,8 +54,9 @@ type StatusInsecure struct {
 
 // StatusPorts are the ports of services.
 type StatusPorts struct {
-	Range string        `json:"range"`
-	Ports []ServicePort `json:"ports"` // by name; those that are kept for nobody, too
+	Range   string        `json:"range"`
+	Ports   []ServicePort `json:"ports"`             // by name; those that are kept for nobody, too
+	Problem string        `json:"problem,omitempty"` // why no service has a port: its state can't be used
 }
 
 // A StatusListener is one listener.
@@ -120,9 +121,8 @@ func (g *Gateway) Status() Status {
 	if waiting := g.restart.Load(); waiting != nil {
 		s.Restart = *waiting
 	}
-	if g.ports != nil {
-		list, _ := g.ports.status()
-		s.ServicePorts = &StatusPorts{Range: g.ports.portRange().String(), Ports: append([]ServicePort{}, list...)}
+	if p := g.settings.Load().ServicePorts; p != nil {
+		s.ServicePorts = g.ports.describe(p)
 	}
 	configured, others := g.inbound.describeAll()
 	s.Listeners, s.SourceListeners = append(s.Listeners, configured...), others
@@ -130,7 +130,7 @@ func (g *Gateway) Status() Status {
 	if g.cfg.Kubernetes != nil {
 		s.Kubernetes = g.cfg.Kubernetes()
 	}
-	if g.vips != nil {
+	if v := g.settings.Load().VIPs; v != nil {
 		state, _ := g.vips.status()
 		s.VIPs = &state
 	}

@@ -76,9 +76,9 @@ type Gateway struct {
 
 	sockets   []*inbound.Socket // of Config.Listeners
 	http3     http3Sockets
-	addrs     []net.Addr     // of all listeners, in the order of the Config
-	ports     *servicePorts  // nil for none
-	vips      *vipController // nil for none
+	addrs     []net.Addr // of all listeners, in the order of the Config
+	ports     *servicePorts
+	vips      *vipController
 	inbound   *listeners
 	dns       *dnsService
 	adminPort *socketSet[string]
@@ -118,7 +118,7 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 		g.refusals.Observe(o)
 	}
 	builder := &inbound.Builder{
-		Via: cfg.Via, Table: func() *registry.Table { return g.registry.Table() },
+		CurrentVia: g.via, Table: func() *registry.Table { return g.registry.Table() },
 		Limits: g.currentLimits.Load, Budget: budget, Observe: observe, Log: g.log,
 		UDP: &udp.Dialer{Guard: guard, DontFragment: true}, DroppedDatagrams: &g.droppedDatagrams, // RFC 9298 section 5
 	}
@@ -129,7 +129,7 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 		return nil, err
 	}
 	direct := &tunnel.NetDialer{Guard: guard}
-	g.upstreams = &upstream.Transports{Direct: direct, Lookup: cfg.Lookup, Budget: budget, Via: cfg.Via}
+	g.upstreams = &upstream.Transports{Direct: direct, Lookup: cfg.Lookup, Budget: budget, CurrentVia: g.via}
 	g.registry = &registry.Registry{Mesh: cfg.Mesh, Lookup: cfg.Lookup, Refuses: cfg.Refuses, NewTransport: g.upstreams.New, Log: g.log}
 	g.names = &names.Source{Registry: g.registry, VIPs: g.dns.vips}
 	g.loops = &tunnel.Loops{Count: cfg.Loops, Budget: budget}
@@ -159,30 +159,29 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 
 // openStates locks and reads the state files of ports and addresses.
 func (g *Gateway) openStates(guard *tunnel.Guard, budget *tunnel.Budget) (err error) {
-	if g.cfg.ServicePorts != nil {
-		if g.ports, err = newServicePorts(g, guard, budget); err != nil {
-			return err
-		}
-		g.onTable(g.ports.tableChanged)
+	if g.ports, err = newServicePorts(g, guard, budget); err != nil {
+		return err
 	}
-	if g.cfg.VIPs != nil {
-		if g.vips, err = newVIPController(g); err != nil {
-			return err
-		}
-		g.onTable(g.vips.tableChanged)
+	g.onTable(g.ports.tableChanged)
+	if g.vips, err = newVIPController(g); err != nil {
+		return err
 	}
+	g.onTable(g.vips.tableChanged)
 	return nil
 }
 
 // closeStates unlocks the files of openStates.
 func (g *Gateway) closeStates() {
-	if g.ports != nil {
+	if g.ports != nil && g.ports.assignmentFile != nil {
 		g.ports.assignmentFile.close()
 	}
-	if g.vips != nil {
+	if g.vips != nil && g.vips.assignmentFile != nil {
 		g.vips.assignmentFile.close()
 	}
 }
+
+// via returns what this gateway calls itself.
+func (g *Gateway) via() string { return g.settings.Load().Via }
 
 // listen opens every socket and tells the guard which are our own.
 func (g *Gateway) listen(ctx context.Context, guard *tunnel.Guard) error {
@@ -260,21 +259,17 @@ func (g *Gateway) Run(ctx context.Context, now <-chan struct{}) error {
 			}
 		})
 	}
-	if g.ports != nil {
-		g.ports.serve = func(ctx context.Context, ln tunnel.Listener) {
-			run(func() error {
-				err := g.server.Serve(ctx, ln)
-				if !errors.Is(err, tunnel.ErrServerClosed) && !errors.Is(err, net.ErrClosed) {
-					g.log.Error("service port closed", "listener", ln.Name, "err", err)
-				}
-				return nil
-			})
-		}
-		run(func() error { return g.ports.run(work) })
+	g.ports.serve = func(ctx context.Context, ln tunnel.Listener) {
+		run(func() error {
+			err := g.server.Serve(ctx, ln)
+			if !errors.Is(err, tunnel.ErrServerClosed) && !errors.Is(err, net.ErrClosed) {
+				g.log.Error("service port closed", "listener", ln.Name, "err", err)
+			}
+			return nil
+		})
 	}
-	if g.vips != nil {
-		run(func() error { return g.vips.run(work) })
-	}
+	run(func() error { return g.ports.run(work) })
+	run(func() error { return g.vips.run(work) })
 	run(func() error { return g.registry.Run(work, g.cfg.Sources...) })
 	run(func() error { return g.checker.Run(work) })
 	run(func() error { return g.pruneMetrics(work) })
@@ -429,10 +424,8 @@ func (g *Gateway) Ready() (ok bool, why string) {
 		// that knows more must not have its clients.
 		return false, "a source has not yet said what there is to serve" + g.staleSuffix()
 	}
-	if g.ports != nil {
-		if _, settled := g.ports.status(); !settled {
-			return false, "the ports of services are not open yet"
-		}
+	if _, settled := g.ports.status(); !settled {
+		return false, "the ports of services are not open yet"
 	}
 	if !g.inbound.settled() {
 		return false, "the listeners that sources know of are not open yet"

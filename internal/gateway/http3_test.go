@@ -58,7 +58,7 @@ func startHTTP3(t *testing.T, alone bool, drainTimeout time.Duration, services .
 // startHTTP3With is startHTTP3 with keys of the caller's.
 func startHTTP3With(t *testing.T, keys *termination.Keys, alone bool, drainTimeout time.Duration, services ...*registry.Service) (addr string, stop func() error) {
 	t.Helper()
-	h := &inbound.HTTP3{Via: "far", TerminateAll: alone}
+	h := &inbound.HTTP3{CurrentVia: func() string { return "far" }, TerminateAll: alone}
 	if err := h.Use(termination.Item{Keys: keys, Any: alone}); err != nil {
 		t.Fatal(err)
 	}
@@ -125,7 +125,7 @@ func TestHTTP3IsAHop(t *testing.T) {
 		if !alone { // its connections are told by their name, and an address is none
 			hop.Addresses = []string{"gw.test:" + far[len("127.0.0.1:"):]}
 		}
-		d := &upstream.Transports{Direct: &tunnel.NetDialer{}, Via: "near", Lookup: func(context.Context, string) ([]netip.Addr, error) {
+		d := &upstream.Transports{Direct: &tunnel.NetDialer{}, CurrentVia: func() string { return "near" }, Lookup: func(context.Context, string) ([]netip.Addr, error) {
 			return []netip.Addr{netip.MustParseAddr("127.0.0.1")}, nil
 		}}
 		t.Cleanup(d.Close)
@@ -149,7 +149,7 @@ func TestHTTP3IsAHop(t *testing.T) {
 			}
 			_ = direct.Close()
 		}
-		looping := &upstream.Transports{Direct: &tunnel.NetDialer{}, Via: "far"}
+		looping := &upstream.Transports{Direct: &tunnel.NetDialer{}, CurrentVia: func() string { return "far" }}
 		t.Cleanup(looping.Close)
 		if alone {
 			way, _ := looping.NextHop([]registry.Hop{hop})

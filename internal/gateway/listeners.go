@@ -445,8 +445,8 @@ func ready(l *inbound.Listener) Listener {
 
 // Prepare returns what a gateway would serve at listeners of sources, without opening
 // them. An error says what one of them can't serve.
-func Prepare(listeners []*registry.Listener, via string) ([]Listener, error) {
-	b := &inbound.Builder{Via: via}
+func Prepare(listeners []*registry.Listener) ([]Listener, error) {
+	b := &inbound.Builder{}
 	var all []Listener
 	for _, l := range listeners {
 		o, err := b.New(nil, l)

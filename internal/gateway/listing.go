@@ -129,7 +129,7 @@ func ListRegistry(ctx context.Context, reg *registry.Registry, q url.Values) ite
 		t := reg.Table()
 		if q.Get("networks") != "" {
 			for n := range t.Networks() {
-				if !yield(RegistryEvent{Event: "network", Generation: t.Generation(), Network: listNetwork(n, reg.Mesh.Network)}) {
+				if !yield(RegistryEvent{Event: "network", Generation: t.Generation(), Network: listNetwork(n, t.Mesh().Network)}) {
 					return
 				}
 			}

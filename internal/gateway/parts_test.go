@@ -16,7 +16,7 @@ import (
 // tested where it is; that it has it, here.
 func TestEveryPartIsPluggedIn(t *testing.T) {
 	auth := &connect.Bearer{Verify: connect.Tokens(map[string]string{"ci": "t-one"})}
-	h := &inbound.HTTP3{Auth: auth, Via: "gw", TerminateAll: true}
+	h := &inbound.HTTP3{Auth: auth, CurrentVia: func() string { return "gw" }, TerminateAll: true}
 	keys, _ := gatewayKeys(t)
 	if err := h.Use(termination.Item{Keys: keys, Any: true}); err != nil {
 		t.Fatal(err)
@@ -86,8 +86,8 @@ func TestEveryPartIsPluggedIn(t *testing.T) {
 			t.Errorf("nobody is told of the end of %s", who)
 		}
 	}
-	if g.upstreams.Via != cfg.Via || h.Server.Via != h.Via {
-		t.Errorf("this gateway calls itself %q and %q, want %q", g.upstreams.Via, h.Server.Via, cfg.Via)
+	if up, down := g.upstreams.CurrentVia(), h.Server.CurrentVia(); up != cfg.Via || down != "gw" {
+		t.Errorf("this gateway calls itself %q and %q, want %q and gw", up, down, cfg.Via)
 	}
 	if h.Server.Auth != connect.Authenticator(auth) || h.Server.TLS.GetConfigForClient == nil {
 		t.Errorf("HTTP/3 asks for %v, and knows clients by their certificates: %v", h.Server.Auth, h.Server.TLS.GetConfigForClient != nil)

@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"net"
@@ -44,14 +45,15 @@ type servicePorts struct {
 	serve  func(ctx context.Context, tl tunnel.Listener) // does not wait
 
 	// Of run's goroutine alone.
-	*assignmentFile[alloc.Port]
-	cfg    ServicePorts // in use; State is that of the start
-	open   map[alloc.PortKey]*servicePort
-	logged errorLog[alloc.PortKey]
+	*assignmentFile[alloc.Port]              // nil while no service has a port to itself
+	cfg                         ServicePorts // in use
+	open                        map[alloc.PortKey]*servicePort
+	logged                      errorLog[alloc.PortKey]
 
 	mu      sync.Mutex // guards what follows
 	list    []ServicePort
 	ports   registry.PortRange // of cfg
+	problem string             // why the file can't be used
 	settled bool               // the first table has been dealt with
 }
 
@@ -79,30 +81,69 @@ func (t *portTarget) fill(req *tunnel.Request) {
 	req.Name, req.Port, req.LocalPort = to.Name, to.Port, 0
 }
 
-// newServicePorts reads who has which port. The configured listeners are open
-// already: a second gateway by mistake has failed before it touches the state.
+// newServicePorts reads who has which port, if any service is to have one. The configured
+// listeners are open already: a second gateway by mistake has failed before it touches the
+// state.
 func newServicePorts(g *Gateway, guard *tunnel.Guard, budget *tunnel.Budget) (*servicePorts, error) {
 	p := &servicePorts{
 		tableWatcher: newTableWatcher(), g: g, guard: guard, budget: budget, open: map[alloc.PortKey]*servicePort{},
 	}
-	var err error
-	if p.assignmentFile, err = openAssignmentFile("service ports", "ports", g.log, alloc.PortFile(g.cfg.ServicePorts.State)); err != nil {
-		return nil, err
+	if g.cfg.ServicePorts == nil {
+		p.settled = true
+		return p, nil
 	}
-	p.use(g.cfg.ServicePorts)
-	return p, nil
+	return p, p.use(g.cfg.ServicePorts)
 }
 
-// use has other settings used from the next update on, all but State.
-func (p *servicePorts) use(next *ServicePorts) {
+// use has other settings used from now on. With another State it is as if all services were
+// new, with what that file says. After an error no service has a port.
+func (p *servicePorts) use(next *ServicePorts) (err error) {
+	if p.assignmentFile != nil && next.State != p.cfg.State {
+		p.end()
+	}
+	if p.assignmentFile == nil {
+		if p.assignmentFile, err = openAssignmentFile("service ports", "ports", p.g.log, alloc.PortFile(next.State)); err != nil {
+			return err
+		}
+	}
 	p.mu.Lock()
 	same := p.ports == next.Range
-	p.ports = next.Range
+	p.ports, p.problem = next.Range, ""
 	p.mu.Unlock()
 	p.cfg = *next
 	if system, clash := ephemeral(p.cfg.Range); clash && !same {
 		p.g.log.Warn("service ports overlap the system's ephemeral ports; a service may find its port taken",
 			"range", p.cfg.Range.String(), "system", system.String(), "hint", "choose another range, or reserve it: net.ipv4.ip_local_reserved_ports")
+	}
+	return nil
+}
+
+// end closes all ports and the file: no service has a port any more.
+func (p *servicePorts) end() {
+	if p.assignmentFile == nil {
+		return
+	}
+	p.g.registry.Publish(nil)
+	closed := len(p.open)
+	for key := range p.open {
+		p.close(key)
+	}
+	p.assignmentFile.close()
+	p.assignmentFile, p.logged = nil, nil
+	p.mu.Lock()
+	p.list, p.ports = nil, registry.PortRange{}
+	p.mu.Unlock()
+	p.g.log.Info("service ports closed", "ports", closed)
+}
+
+// fail reports that the file of State can't be used.
+func (p *servicePorts) fail(err error) {
+	p.mu.Lock()
+	is := p.problem == err.Error()
+	p.problem = err.Error()
+	p.mu.Unlock()
+	if !is {
+		p.g.log.Error("no service has a port: the state cannot be used", "err", err)
 	}
 }
 
@@ -124,9 +165,23 @@ func (p *servicePorts) update(ctx context.Context) (complete bool) {
 	if t == nil {
 		return true
 	}
-	if next := p.g.settings.Load().ServicePorts; next != nil {
-		p.use(next)
+	next := p.g.settings.Load().ServicePorts
+	if next == nil {
+		p.end()
+		p.mu.Lock()
+		p.problem = ""
+		p.mu.Unlock()
+		return true
 	}
+	if err := p.use(next); err != nil {
+		p.fail(err)
+		return false
+	}
+	return p.assignAll(ctx, t)
+}
+
+// assignAll is update by the settings in use.
+func (p *servicePorts) assignAll(ctx context.Context, t *registry.Table) (complete bool) {
 	wishes, keys := portRequests(t)
 	next, opened, failed := p.assign(ctx, keys)
 	saved := p.save(next)
@@ -319,11 +374,12 @@ func (p *servicePorts) logChanges(begun, closed int, failed []alloc.PortFailure)
 	}
 }
 
-// portRange returns the range in use.
-func (p *servicePorts) portRange() registry.PortRange {
+// describe returns what /status shows with those settings.
+func (p *servicePorts) describe(cfg *ServicePorts) *StatusPorts {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.ports
+	ports := cmp.Or(p.ports, cfg.Range) // before there is a port it is not in use yet
+	return &StatusPorts{Range: ports.String(), Problem: p.problem, Ports: append([]ServicePort{}, p.list...)}
 }
 
 // status returns what /status shows; settled is false before the first table
@@ -336,9 +392,6 @@ func (p *servicePorts) status() (list []ServicePort, settled bool) {
 
 // count returns how many ports are meant.
 func (p *servicePorts) count(meant func(*ServicePort) bool) float64 {
-	if p == nil {
-		return 0
-	}
 	list, _ := p.status()
 	n := 0
 	for i := range list {
@@ -351,9 +404,6 @@ func (p *servicePorts) count(meant func(*ServicePort) bool) float64 {
 
 // listeners returns the open ports as listeners, for Explain.
 func (p *servicePorts) listeners() []Listener {
-	if p == nil {
-		return nil
-	}
 	var all []Listener
 	list, _ := p.status()
 	for _, s := range list {

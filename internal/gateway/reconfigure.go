@@ -3,9 +3,14 @@ package gateway
 import "culvert.dev/internal/admin"
 
 // Reconfigure has the gateway use what of next may change while it serves: Limits, Memory,
-// DrainDelay, DrainTimeout, Admin, AdminControl, DNS, and of ServicePorts and VIPs all but
-// State. ServicePorts and VIPs do not come and go. It ignores everything else. After an error
-// nothing has changed.
+// DrainDelay, DrainTimeout, Via, Admin, AdminControl, DNS, ServicePorts and VIPs. It ignores
+// everything else. After an error nothing has changed.
+//
+// Where ServicePorts or VIPs come, a State that cannot be used is tried again, and no service
+// has a port, or an address, meanwhile. As long as they are there, State does not change.
+//
+// Via counts for requests from now on. Transports of the table have it from the next table
+// on.
 //
 // No limit that becomes lower ends a tunnel, and open tunnels keep the idle limits that
 // they began with. A socket that cannot be opened is tried again; the one in whose place
@@ -27,14 +32,21 @@ func (g *Gateway) Reconfigure(next Config) error {
 	g.currentLimits.Store(&limits)
 	g.memory.change(next.Memory)
 	g.dns.use(next.DNS)
+	was := g.settings.Load()
+	if next.ServicePorts != nil && was.ServicePorts != nil {
+		p := *next.ServicePorts
+		p.State = was.ServicePorts.State
+		next.ServicePorts = &p
+	}
+	if next.VIPs != nil && was.VIPs != nil {
+		v := *next.VIPs
+		v.State = was.VIPs.State
+		next.VIPs = &v
+	}
 	g.settings.Store(&next)
 	g.adminPort.tableChanged()
 	g.dns.tableChanged()
-	if g.ports != nil {
-		g.ports.tableChanged()
-	}
-	if g.vips != nil {
-		g.vips.tableChanged()
-	}
+	g.ports.tableChanged()
+	g.vips.tableChanged()
 	return nil
 }

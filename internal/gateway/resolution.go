@@ -105,7 +105,7 @@ func ResolveFrom(src *names.Source, name, from string) (*Resolution, error) {
 }
 
 func view(src *names.Source, t *registry.Table, name tunnel.Name, network string, states func(netip.AddrPort) string) View {
-	v := View{Network: network, Here: network != "" && network == src.Registry.Mesh.Network, DNS: []string{}}
+	v := View{Network: network, Here: network != "" && network == t.Mesh().Network, DNS: []string{}}
 	places, ok := t.Locations(name, network)
 	if !ok {
 		err := t.Refusal(name, network)

@@ -37,9 +37,9 @@ type vipController struct {
 	g *Gateway
 
 	// Of run's goroutine alone.
-	*assignmentFile[alloc.VIP]
-	cfg    VIPs // in use; State is that of the start
-	logged errorLog[vipKey]
+	*assignmentFile[alloc.VIP]      // nil while no service has an address to itself
+	cfg                        VIPs // in use
+	logged                     errorLog[vipKey]
 
 	mu      sync.Mutex // guards what follows
 	state   StatusVIPs
@@ -49,19 +49,62 @@ type vipController struct {
 // A vipKey is a service and the family of an address.
 type vipKey struct{ service, family string }
 
-// newVIPController reads who has which address. The configured listeners are open
+// newVIPController reads who has which address, if any service is to have one. The configured listeners are open
 // already: a second gateway by mistake has failed before it touches the state.
 func newVIPController(g *Gateway) (*vipController, error) {
-	k := &vipController{tableWatcher: newTableWatcher(), cfg: *g.cfg.VIPs, g: g}
-	if err := k.cfg.check(); err != nil {
+	k := &vipController{tableWatcher: newTableWatcher(), g: g}
+	if g.cfg.VIPs == nil {
+		k.settled = true
+		return k, nil
+	}
+	if err := g.cfg.VIPs.check(); err != nil {
 		return nil, err
 	}
-	k.state.Ranges = k.cfg.ranges()
-	var err error
-	if k.assignmentFile, err = openAssignmentFile("vips", "addresses", g.log, alloc.VIPFile(k.cfg.State)); err != nil {
-		return nil, err
+	return k, k.use(g.cfg.VIPs)
+}
+
+// use has other settings used from now on. With another State it is as if all services were
+// new, with what that file says. After an error no service has an address.
+func (k *vipController) use(next *VIPs) (err error) {
+	if k.assignmentFile != nil && next.State != k.cfg.State {
+		k.end()
 	}
-	return k, nil
+	if k.assignmentFile == nil {
+		if k.assignmentFile, err = openAssignmentFile("vips", "addresses", k.g.log, alloc.VIPFile(next.State)); err != nil {
+			return err
+		}
+	}
+	k.cfg = *next
+	k.mu.Lock()
+	k.state.Ranges = next.ranges()
+	k.mu.Unlock()
+	return nil
+}
+
+// end closes the file: no service has an address any more.
+func (k *vipController) end() {
+	if k.assignmentFile == nil {
+		return
+	}
+	k.g.registry.AssignVIPs(nil)
+	k.assignmentFile.close()
+	k.assignmentFile, k.logged = nil, nil
+	k.mu.Lock()
+	k.state = StatusVIPs{}
+	k.mu.Unlock()
+	k.g.log.Info("virtual IPs given back")
+}
+
+// fail reports that the file of State can't be used.
+func (k *vipController) fail(next *VIPs, err error) {
+	problems := []string{err.Error()}
+	k.mu.Lock()
+	is := slices.Equal(k.state.Problems, problems)
+	k.state = StatusVIPs{Ranges: next.ranges(), Problems: problems}
+	k.mu.Unlock()
+	if !is {
+		k.g.log.Error("no service has a virtual IP: the state cannot be used", "err", err)
+	}
 }
 
 // run follows the table until ctx is done.
@@ -104,8 +147,17 @@ func (k *vipController) update(context.Context) (complete bool) {
 	if t == nil {
 		return true
 	}
-	if next := k.g.settings.Load().VIPs; next != nil {
-		k.cfg = *next
+	cfg := k.g.settings.Load().VIPs
+	if cfg == nil {
+		k.end()
+		k.mu.Lock()
+		k.state = StatusVIPs{}
+		k.mu.Unlock()
+		return true
+	}
+	if err := k.use(cfg); err != nil {
+		k.fail(cfg, err)
+		return false
 	}
 	next, failed := k.cfg.plan(t).Assign(t.VIPRequests(), k.assigned)
 	before := k.assigned
@@ -129,7 +181,6 @@ func (k *vipController) update(context.Context) (complete bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.settled = true
-	k.state.Ranges = k.cfg.ranges()
 	k.state.Services, k.state.Missing, k.state.Kept, k.state.Problems = len(list), len(failed), 0, nil
 	for i := range next {
 		if !next[i].Gone.IsZero() {
@@ -192,9 +243,6 @@ func (k *vipController) logChanges(before, after []alloc.VIP, failed []alloc.VIP
 // status returns what /status shows; settled is false before the first table
 // has been dealt with.
 func (k *vipController) status() (s StatusVIPs, settled bool) {
-	if k == nil {
-		return StatusVIPs{}, true
-	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.state, k.settled

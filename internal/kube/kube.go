@@ -128,6 +128,10 @@ type Kube struct {
 	set     *clusterSet         // nil for none
 }
 
+// Logs sends the log of client-go to log, for the whole process. It must not be called while
+// a Kube runs.
+func Logs(log *slog.Logger) { client.Logs(log) }
+
 // New makes a Kube. It sends no request yet.
 func New(cfg Config) (*Kube, error) {
 	c, err := (client.Config{Kubeconfig: cfg.Kubeconfig, Context: cfg.Context, Version: cfg.Version}).REST()
@@ -147,7 +151,6 @@ func newOf(cfg Config, c *rest.Config) (*Kube, error) {
 		return nil, fmt.Errorf("kubernetes: a name for this replica: %w", err)
 	}
 	k := &Kube{cfg: cfg, rest: c, self: fmt.Sprintf("%s_%d", host, os.Getpid())}
-	client.Logs(cfg.Log)
 	k.pulse = client.NewPulse()
 	k.rest.Wrap(k.pulse.Wrap)
 	if k.alive, err = client.Livez(k.rest); err != nil {
@@ -217,6 +220,9 @@ func (k *Kube) discover(d *Discovery) error {
 	}
 	return nil
 }
+
+// Listed reports whether the Services of the own cluster are known, so that Refuses can tell.
+func (k *Kube) Listed() bool { return k == nil || k.own == nil || k.own.Listed() }
 
 // Refuses returns why what the name of an ExternalName leads to may not be at an
 // address, or "".
@@ -318,7 +324,7 @@ func (p *plane) Changed() <-chan struct{} { return p.ListenersChanged() }
 
 // Start starts everything but the sources, and gives those their gateway. It must be called before
 // they run. When ctx is done another replica may write. The function that Start returns stops the
-// rest and waits; it is to be called when the sources have ended.
+// rest and waits; it is to be called when the sources have ended. Another Kube may be started then.
 func (k *Kube) Start(ctx context.Context, g Gateway) (stop func()) {
 	if k == nil {
 		return func() {}
@@ -326,7 +332,7 @@ func (k *Kube) Start(ctx context.Context, g Gateway) (stop func()) {
 	if k.plane != nil {
 		k.plane.Gateway = g
 	}
-	serving := ctx
+	serving, stopLeading := context.WithCancel(ctx)
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx)) // a drain serves, too
 	var running sync.WaitGroup
 	running.Go(func() {
@@ -347,8 +353,12 @@ func (k *Kube) Start(ctx context.Context, g Gateway) (stop func()) {
 		running.Go(func() { k.runSet(ctx, g) })
 	}
 	return func() {
+		stopLeading()
 		cancel()
 		running.Wait()
+		if k.plane != nil {
+			g.UseSecrets(nil)
+		}
 	}
 }
 

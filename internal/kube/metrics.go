@@ -12,9 +12,9 @@ import (
 // one after the other.
 const measureAgain = time.Second
 
-// Metrics adds gauges about the state read from Kubernetes, by a function such as GaugeSet of
-// package metrics.
-func (k *Kube) Metrics(add func(name, help string, labels []string, read func(yield func(labels []string, v float64)))) {
+// Metrics adds gauges about the state read from Kubernetes by the current Kube, by a function such as
+// GaugeSet of package metrics.
+func Metrics(current func() *Kube, add func(name, help string, labels []string, read func(yield func(labels []string, v float64)))) {
 	var (
 		mu   sync.Mutex
 		last *Status
@@ -24,7 +24,7 @@ func (k *Kube) Metrics(add func(name, help string, labels []string, read func(yi
 		mu.Lock()
 		defer mu.Unlock()
 		if last == nil || time.Since(at) > measureAgain {
-			last, at = k.Status(), time.Now()
+			last, at = cmp.Or(current().Status(), &Status{}), time.Now()
 		}
 		return last
 	}

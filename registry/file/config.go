@@ -196,7 +196,7 @@ func (c *Config) Snapshot() registry.Snapshot {
 	if len(c.tableListeners) != len(c.Listeners) {
 		c.tableListeners = tableListeners(c.Listeners)
 	}
-	return registry.Snapshot{Networks: c.Networks, Services: c.Services, Listeners: c.tableListeners, Policies: c.Policies, GatewayTransport: c.GatewayTransport}
+	return registry.Snapshot{Networks: c.Networks, Services: c.Services, Listeners: c.tableListeners, Policies: c.Policies, GatewayTransport: c.GatewayTransport, Mesh: &c.Mesh}
 }
 
 // Listens reports whether sources other than the file may bring listeners.

@@ -3,19 +3,19 @@ package file
 import "culvert.dev/registry"
 
 // A configuration is the root of the file. The tag reload says what becomes of a change
-// while a gateway runs: "live" that it is taken up, "restart" that it waits for a restart. It
-// holds for all below the key; a field further down may have reload:"restart", too.
+// while a gateway runs: "live" that it is taken up. It holds for all below the key, but for
+// fields further down with reload:"restart", which wait for a restart.
 type configuration struct {
-	Cluster      string        `yaml:"cluster" as:"cluster" reload:"restart"`
-	Zone         string        `yaml:"zone" as:"zone" reload:"restart"`
-	Network      string        `yaml:"network" reload:"restart"`
-	TopologyZone string        `yaml:"topologyZone" reload:"restart"`
+	Cluster      string        `yaml:"cluster" as:"cluster" reload:"live"`
+	Zone         string        `yaml:"zone" as:"zone" reload:"live"`
+	Network      string        `yaml:"network" reload:"live"`
+	TopologyZone string        `yaml:"topologyZone" reload:"live"`
 	Networks     []network     `yaml:"networks" what:"a network" reload:"live"`
 	Listeners    []Listener    `yaml:"listeners" what:"a listener" reload:"live"`
 	ServicePorts *ServicePorts `yaml:"servicePorts" reload:"live"`
 	VIPs         *VIPs         `yaml:"vips" reload:"live"`
 	DNS          *DNS          `yaml:"dns" reload:"live"`
-	Kubernetes   *Kubernetes   `yaml:"kubernetes" reload:"restart"`
+	Kubernetes   *Kubernetes   `yaml:"kubernetes" reload:"live"`
 	Admin        string        `yaml:"admin" as:"adminAddress" reload:"live"`
 	AdminControl bool          `yaml:"adminControl" reload:"live"`
 	Limits       Limits        `yaml:"limits" reload:"live"`

@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// A Change is a key whose value differs from the one that a gateway was started with.
+// A Change is a key whose value differs from the one in force.
 type Change struct {
 	Key string // by its path, as in servicePorts.state
 	Was string // "" where the key was left out
@@ -17,7 +17,7 @@ type Change struct {
 const maxChangeText = 200
 
 // RestartNeeded returns the keys whose values differ in next and take effect only with a
-// restart: those with the tag reload:"restart", and all below them. None has a secret.
+// restart: those with the tag reload:"restart". None has a secret.
 func (c *Config) RestartNeeded(next *Config) []Change {
 	var all []Change
 	findChanges(&all, "", reflect.ValueOf(c.fixed()), reflect.ValueOf(next.fixed()), false)
@@ -26,7 +26,7 @@ func (c *Config) RestartNeeded(next *Config) []Change {
 
 // fixed returns what of c may need a restart.
 func (c *Config) fixed() configuration {
-	return configuration{Cluster: c.Cluster, Zone: c.Mesh.Zone, Network: c.Mesh.Network, TopologyZone: c.Mesh.TopologyZone, ServicePorts: c.ServicePorts, VIPs: c.VIPs, Kubernetes: fixedKubernetes(c.Kubernetes)}
+	return configuration{ServicePorts: c.ServicePorts, VIPs: c.VIPs}
 }
 
 // findChanges adds the changes of an object with keys. Restart says that a change of any
@@ -42,10 +42,7 @@ func findChanges(all *[]Change, path string, was, is reflect.Value, restart bool
 		key = strings.TrimPrefix(path+"."+key, ".")
 		a, b := was.Field(i), is.Field(i)
 		if a.Kind() == reflect.Pointer {
-			if a.IsNil() != b.IsNil() {
-				if restart || hasRestartKeys(field.Type.Elem()) {
-					*all = append(*all, Change{key, textOf(a), textOf(b)})
-				}
+			if a.IsNil() || b.IsNil() { // what comes or goes needs none
 				continue
 			}
 			a, b = a.Elem(), b.Elem()
@@ -62,23 +59,6 @@ func findChanges(all *[]Change, path string, was, is reflect.Value, restart bool
 
 // hasKeys reports whether t is an object of the file, and not a value in other words.
 func hasKeys(t reflect.Type) bool { return t.Kind() == reflect.Struct && len(planOf(t).keys) > 0 }
-
-// hasRestartKeys reports whether a key of the object t needs a restart.
-func hasRestartKeys(t reflect.Type) bool {
-	if t.Kind() == reflect.Pointer {
-		t = t.Elem()
-	}
-	if t.Kind() != reflect.Struct {
-		return false
-	}
-	for i := range t.NumField() {
-		f := t.Field(i)
-		if f.Tag.Get("reload") == "restart" || f.Tag.Get("yaml") != "" && hasRestartKeys(f.Type) {
-			return true
-		}
-	}
-	return false
-}
 
 // textOf returns a value in about the words of the file; "" where there is none.
 func textOf(v reflect.Value) string {
@@ -123,15 +103,4 @@ func plainText(v reflect.Value) string {
 		}
 	}
 	return "{" + strings.Join(parts, ", ") + "}"
-}
-
-// fixedKubernetes returns k without what a reload changes.
-func fixedKubernetes(k *Kubernetes) *Kubernetes {
-	if k == nil || k.Discovery == nil {
-		return k
-	}
-	fixed, discovery := *k, *k.Discovery
-	discovery.GatewayTransport = nil
-	fixed.Discovery = &discovery
-	return &fixed
 }

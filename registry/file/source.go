@@ -48,9 +48,11 @@ type Source struct {
 	Load func(path string, current *Config) (*Config, error)
 
 	// OnConfig is told of every configuration that was accepted, the first one
-	// included, before its services take effect. It is called by Run. If it is
-	// nil, parts that need a restart to take effect are logged.
-	OnConfig func(*Config)
+	// included, before its services take effect. It is called by Run, and returns
+	// the sources that the configuration asks for in the place of those of the one
+	// before it, or nil where they stay. If OnConfig is nil, parts that need a
+	// restart to take effect are logged.
+	OnConfig func(*Config) *registry.Group
 
 	// OnError is told of every file that was refused: Errors with all its
 	// mistakes, or what the file system said. It is called by Run. May be nil.
@@ -99,7 +101,7 @@ func (s *Source) Run(ctx context.Context, updates chan<- registry.Update) error 
 		update := registry.Update{Source: s.Path, Err: err}
 		if next != nil {
 			if s.OnConfig != nil {
-				s.OnConfig(next)
+				update.Group = s.OnConfig(next)
 			} else if current != nil {
 				if parts := current.RestartNeeded(next); len(parts) > 0 {
 					w.log.Warn("configuration change needs a restart", "file", s.Path, "changed", joinKeys(parts))

@@ -221,12 +221,12 @@ func TestBadFileKeepsTheTable(t *testing.T) {
 
 func TestChangesThatNeedARestart(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "culvert.yaml")
-	write(t, path, config(1, "a.test"))
+	write(t, path, config(1, "a.test")+"servicePorts: {range: 4000, state: a.json}\n")
 	f := follow(t, path)
 	testnet.Eventually(t, reloadTimeout, func() bool { return f.serves("a.test") }, "first read")
-	replace(t, path, strings.ReplaceAll(config(1, "b.test"), ":443", ":8443")+"cluster: west\n")
+	replace(t, path, strings.ReplaceAll(config(1, "b.test"), ":443", ":8443")+"cluster: west\nservicePorts: {range: 4000, state: b.json}\n")
 	testnet.Eventually(t, reloadTimeout, func() bool { return f.serves("b.test") }, "second read")
-	if !f.logged(`change needs a restart" file=` + path + ` changed=cluster`) {
+	if !f.logged(`change needs a restart" file=` + path + ` changed=servicePorts.state`) {
 		t.Errorf("no warning:\n%s", f.log.String())
 	}
 }
@@ -235,7 +235,7 @@ func TestOnConfig(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "routes.txt")
 	write(t, path, "a.test 192.0.2.1:1\n")
 	got := make(chan *Config, 10)
-	src := &Source{Path: path, Load: ReloadRoutes, OnConfig: func(c *Config) { got <- c }}
+	src := &Source{Path: path, Load: ReloadRoutes, OnConfig: func(c *Config) *registry.Group { got <- c; return nil }}
 	var reg registry.Registry
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
@@ -258,7 +258,10 @@ func TestOnConfig(t *testing.T) {
 func TestSourceFollowsAuthFiles(t *testing.T) {
 	dir := private(t, "testdata/good")
 	var tokens atomic.Int64
-	src := &Source{Path: filepath.Join(dir, "full.yaml"), OnConfig: func(c *Config) { tokens.Store(int64(len(c.Listeners[0].Auth.Tokens))) }}
+	src := &Source{Path: filepath.Join(dir, "full.yaml"), OnConfig: func(c *Config) *registry.Group {
+		tokens.Store(int64(len(c.Listeners[0].Auth.Tokens)))
+		return nil
+	}}
 	var reg registry.Registry
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)

@@ -22,6 +22,7 @@ import (
 	"culvert.dev/internal/admin"
 	"culvert.dev/internal/background"
 	"culvert.dev/internal/gateway"
+	"culvert.dev/internal/kube"
 	"culvert.dev/registry/file"
 )
 
@@ -113,27 +114,24 @@ func runGateway(ctx context.Context, now <-chan struct{}, stderr io.Writer, o *g
 	cfg.Log, cfg.Health = log, o.health
 	cfg.DroppedLogLines = func() float64 { return float64(out.Dropped()) }
 	sources, followed := o.sources(c, log)
+	kube.Logs(log)
 	k8s, err := newKube(c, log)
 	if err != nil {
 		return err
 	}
-	cfg.Sources = append(sources, k8s.Sources()...)
-	cfg.SourcesListen = c.Listens()
-	if k8s != nil {
-		cfg.Refuses = k8s.Refuses
-		cfg.Kubernetes = func() any { return k8s.Status() }
-		cfg.Metrics = k8s.Metrics
-	}
+	current := &kubeSources{}
+	current.use(c, k8s)
+	cfg.Sources, cfg.SourcesListen = sources, c.Listens()
+	current.configure(&cfg)
 	cfg.Loops = spareProcessor()
 	cfg.Serving = func() { notify(notifyReady) }
 	g, err := gateway.New(ctx, cfg)
 	if err != nil {
 		return stateError(listenError(dnsError(err)))
 	}
-	defer k8s.Start(ctx, g)()
 	if followed != nil {
-		r := &reloader{o: o, log: log, output: output}
-		r.follow(g, followed, c, cfg)
+		r := &reloader{o: o, log: log, output: output, kube: current}
+		r.follow(ctx, g, followed, c, cfg)
 		defer onHangup(func() {
 			notify(notifyReloading)
 			r.asked.Store(true)

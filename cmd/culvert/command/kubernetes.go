@@ -1,9 +1,14 @@
 package command
 
 import (
+	"context"
 	"log/slog"
+	"net/netip"
+	"reflect"
 	"slices"
+	"sync/atomic"
 
+	"culvert.dev/internal/gateway"
 	"culvert.dev/internal/kube"
 	"culvert.dev/internal/kube/discovery"
 	"culvert.dev/internal/kube/gatewayapi"
@@ -11,6 +16,83 @@ import (
 	"culvert.dev/registry/file"
 	"culvert.dev/tunnel"
 )
+
+// kubeSources are the sources of Kubernetes that a running gateway has, which follow the
+// file.
+type kubeSources struct {
+	cfg kube.Config // of current; only of the goroutine that changes it
+
+	state atomic.Pointer[kubeState]
+}
+
+// A kubeState is not changed.
+type kubeState struct {
+	current *kube.Kube // nil for none
+	before  *kube.Kube // the last one that knew the Services of its cluster
+}
+
+// use has k be the current one, which was made of c.
+func (s *kubeSources) use(c *file.Config, k *kube.Kube) {
+	next := &kubeState{current: k}
+	if was := s.state.Load(); was != nil {
+		next.before = was.before
+		if was.current.Listed() {
+			next.before = was.current
+		}
+	}
+	s.cfg = kubeSettings(c)
+	s.state.Store(next)
+}
+
+// differs reports whether c needs another Kube than the current one.
+func (s *kubeSources) differs(c *file.Config) bool {
+	return !reflect.DeepEqual(s.cfg, kubeSettings(c))
+}
+
+// kubeSettings is the kubeConfig of c, for comparing; the zero Config where it says nothing
+// of Kubernetes.
+func kubeSettings(c *file.Config) kube.Config {
+	if c.Kubernetes == nil {
+		return kube.Config{}
+	}
+	return kubeConfig(c, nil)
+}
+
+// kube returns the current one; nil for none.
+func (s *kubeSources) kube() *kube.Kube { return s.state.Load().current }
+
+// refuses is gateway.Config.Refuses. As long as the current one does not know the Services
+// of its cluster, the one before it judges, whose services are served until then.
+func (s *kubeSources) refuses(a netip.Addr) string {
+	state := s.state.Load()
+	if state.before != nil && !state.current.Listed() {
+		return state.before.Refuses(a)
+	}
+	return state.current.Refuses(a)
+}
+
+// status is gateway.Config.Kubernetes.
+func (s *kubeSources) status() any {
+	if k := s.kube(); k != nil {
+		return k.Status()
+	}
+	return nil
+}
+
+// configure sets what of a gateway asks for Kubernetes.
+func (s *kubeSources) configure(cfg *gateway.Config) {
+	cfg.Refuses, cfg.Kubernetes = s.refuses, s.status
+	cfg.Metrics = func(add func(name, help string, labels []string, read func(yield func(labels []string, v float64)))) {
+		kube.Metrics(s.kube, add)
+	}
+}
+
+// group returns the current sources as a Group. They end when the gateway does, and write
+// nothing after ctx is done.
+func (s *kubeSources) group(ctx context.Context, g kube.Gateway) *registry.Group {
+	k := s.kube()
+	return &registry.Group{Sources: k.Sources(), Start: func() (stop func()) { return k.Start(ctx, g) }}
+}
 
 // newKube makes what c says of Kubernetes; nil where it says nothing.
 func newKube(c *file.Config, log *slog.Logger) (*kube.Kube, error) {

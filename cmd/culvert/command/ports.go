@@ -125,7 +125,7 @@ func readPorts(path string) (*gateway.StatusPorts, error) {
 func noServicePorts(what, where string) error {
 	return &cliError{
 		err:  errors.New(what),
-		hint: "add servicePorts: {range: 20000-20999, state: /var/lib/culvert/ports.json} to " + where + ", and restart it",
+		hint: "add servicePorts: {range: 20000-20999, state: /var/lib/culvert/ports.json} to " + where,
 		code: exitFailed,
 	}
 }

@@ -1,11 +1,13 @@
 package command
 
 import (
+	"context"
 	"log/slog"
 	"reflect"
 	"sync/atomic"
 
 	"culvert.dev/internal/gateway"
+	"culvert.dev/internal/kube"
 	"culvert.dev/registry"
 	"culvert.dev/registry/file"
 )
@@ -20,18 +22,25 @@ type reloader struct {
 
 	g       *gateway.Gateway
 	read    func(path string, current *file.Config) (*file.Config, error)
-	started *file.Config // what the gateway was started with
+	states  *file.Config // whose state files are in use
+	kube    *kubeSources
+	sources func() *registry.Group // those of kube
 
 	cfg  gateway.Config // in force
 	dns  *file.DNS      // of cfg
 	used bool           // a file was read since the start
 
-	next gateway.Config // of what load has returned last
+	next     gateway.Config // of what load has returned last
+	nextKube *kube.Kube     // of the same, where it differs from what is in force
+	differs  bool
 }
 
-// follow has g, which was started with c and cfg, follow src.
-func (r *reloader) follow(g *gateway.Gateway, src *file.Source, c *file.Config, cfg gateway.Config) {
-	r.g, r.started, r.cfg, r.dns, r.read = g, c, cfg, c.DNS, src.Load
+// follow has g, which was started with c and cfg, follow src. When ctx is done it writes
+// nothing to Kubernetes any more.
+func (r *reloader) follow(ctx context.Context, g *gateway.Gateway, src *file.Source, c *file.Config, cfg gateway.Config) {
+	states := *c
+	r.g, r.states, r.cfg, r.dns, r.read = g, &states, cfg, c.DNS, src.Load
+	r.sources = func() *registry.Group { return r.kube.group(ctx, g) }
 	if r.read == nil {
 		r.read = file.Reload
 	}
@@ -50,17 +59,19 @@ func (r *reloader) load(path string, current *file.Config) (*file.Config, error)
 	}
 	r.o.override(c)
 	r.next = r.cfg
-	// What waits for a restart must not show in what does not.
-	now := *c
-	now.Cluster, now.Mesh, now.Kubernetes = r.started.Cluster, r.started.Mesh, r.started.Kubernetes
-	if (c.VIPs == nil) != (r.started.VIPs == nil) || c.Cluster != r.started.Cluster { // which the ranges may come from
-		now.VIPs = r.started.VIPs
-	}
-	if err := settings(&now, &r.next); err != nil {
+	if err := settings(c, &r.next); err != nil {
 		return nil, unusableError{err}
 	}
-	r.next.Memory, err = r.o.memoryLimit(c)
-	return c, err
+	if r.next.Memory, err = r.o.memoryLimit(c); err != nil {
+		return nil, err
+	}
+	r.nextKube = nil
+	if r.differs = r.kube.differs(c); r.differs {
+		if r.nextKube, err = newKube(c, r.log); err != nil {
+			return nil, unusableError{err}
+		}
+	}
+	return c, nil
 }
 
 // An unusableError is that of a file without a mistake that the gateway cannot use.
@@ -71,15 +82,22 @@ func (e unusableError) Unwrap() error { return e.error }
 // Is makes it a registry.ErrInvalid.
 func (e unusableError) Is(target error) bool { return target == registry.ErrInvalid }
 
-// use has the gateway use c, which load has returned.
-func (r *reloader) use(c *file.Config) {
+// use has the gateway use c, which load has returned. It returns the sources of Kubernetes
+// where they are new.
+func (r *reloader) use(c *file.Config) (sources *registry.Group) {
+	if r.differs {
+		r.kube.use(c, r.nextKube)
+	}
+	if r.differs || !r.used {
+		sources = r.sources()
+	}
 	if was, is := r.cfg.DNS, r.next.DNS; was != nil && is != nil && was.Server.Forward != nil && is.Server.Forward != nil &&
 		reflect.DeepEqual(forwarding(r.dns), forwarding(c.DNS)) {
 		is.Server.Forward = was.Server.Forward // with its cache
 	}
 	if err := r.g.Reconfigure(r.next); err != nil { // settings has found it right
 		r.log.Error("cannot use the configuration", "err", err)
-		return
+		return sources
 	}
 	r.cfg, r.dns = r.next, c.DNS
 	if r.output != nil {
@@ -89,7 +107,13 @@ func (r *reloader) use(c *file.Config) {
 	for _, warning := range c.Warnings {
 		r.log.Warn("configuration warning", "warning", warning.Error())
 	}
-	waiting := r.started.RestartNeeded(c)
+	waiting := r.states.RestartNeeded(c)
+	if r.states.ServicePorts == nil || c.ServicePorts == nil {
+		r.states.ServicePorts = c.ServicePorts
+	}
+	if r.states.VIPs == nil || c.VIPs == nil {
+		r.states.VIPs = c.VIPs
+	}
 	r.g.RestartNeeded(pendingChanges(waiting))
 	if len(waiting) > 0 {
 		keys := make([]string, len(waiting))
@@ -102,6 +126,7 @@ func (r *reloader) use(c *file.Config) {
 		r.g.Reloaded(true)
 	}
 	r.used = true
+	return sources
 }
 
 // pendingChanges are changes in the words of /status.

@@ -161,7 +161,6 @@ func gatewayConfig(c *file.Config) (gateway.Config, error) {
 	if err != nil {
 		return cfg, err
 	}
-	cfg.Via = pseudonym(c)
 	cfg.SourceListeners = c.Snapshot().Listeners
 	_, err = preparedListeners(&cfg) // "config check" is to know what the gateway can't serve
 	return cfg, err
@@ -177,7 +176,7 @@ func settings(c *file.Config, cfg *gateway.Config) (err error) {
 		IdleTimeout: c.Limits.IdleTimeout, UDPIdleTimeout: c.Limits.UDPIdleTimeout, HalfClosedTimeout: c.Limits.HalfClosedTimeout,
 	}
 	cfg.DrainDelay, cfg.DrainTimeout = orNone(c.Drain.Delay), orNone(c.Drain.Timeout)
-	cfg.Admin, cfg.AdminControl = c.Admin, c.Control
+	cfg.Via, cfg.Admin, cfg.AdminControl = pseudonym(c), c.Admin, c.Control
 	if c.Admin != "" {
 		// Here and not only where it is opened, so that "config check" knows.
 		if err := admin.CheckAddr(c.Admin, false); err != nil {
@@ -195,7 +194,7 @@ func settings(c *file.Config, cfg *gateway.Config) (err error) {
 
 // preparedListeners returns what a gateway of cfg would serve.
 func preparedListeners(cfg *gateway.Config) ([]gateway.Listener, error) {
-	all, err := gateway.Prepare(cfg.SourceListeners, cfg.Via)
+	all, err := gateway.Prepare(cfg.SourceListeners)
 	if err != nil {
 		return nil, usageError("names in tls must be in its certificates, and without names its certificates must have one that is not a wildcard", "%w", err)
 	}

@@ -101,12 +101,19 @@ func startFile(t *testing.T, files map[string]string) *running {
 	r.source = &file.Source{Path: path, Load: loadAnyPort, Log: log}
 	cfg.Log, cfg.DrainDelay, cfg.DrainTimeout = log, -1, -1
 	cfg.Sources = []registry.Source{r.source}
+	k, err := newKube(c, log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	current := &kubeSources{}
+	current.use(c, k)
+	current.configure(&cfg)
 	g, err := gateway.New(t.Context(), cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
 	r.Gateway = g
-	(&reloader{o: o, log: log, output: output}).follow(g, r.source, c, cfg)
+	(&reloader{o: o, log: log, output: output, kube: current}).follow(t.Context(), g, r.source, c, cfg)
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
 	ran := make(chan error, 1)
 	go func() { ran <- g.Run(ctx, nil) }()

@@ -39,7 +39,7 @@ func (o *Listener) newDatagrams(s *registry.ListenerSettings) (*Datagrams, error
 		return d, nil
 	}
 	// Every one of a listener has the same protocols.
-	d.HTTP3 = &HTTP3{Auth: o.verifier, Via: o.builder.Via, TerminateAll: len(s.Protocols) == 0, ConnectUDP: slices.Contains(s.TLS[0].Protocols, "connect-udp")}
+	d.HTTP3 = &HTTP3{Auth: o.verifier, CurrentVia: o.builder.CurrentVia, TerminateAll: len(s.Protocols) == 0, ConnectUDP: slices.Contains(s.TLS[0].Protocols, "connect-udp")}
 	return d, d.HTTP3.useItems(s.TLS)
 }
 
@@ -66,14 +66,15 @@ func (d *Datagrams) Protos() []string {
 
 // connectUDP makes the protocol of CONNECT-UDP.
 func (b *Builder) connectUDP(auth connect.Authenticator) *connectudp.Protocol {
-	return &connectudp.Protocol{Protocol: connect.Protocol{Auth: auth, Via: b.Via}, Dialer: b.UDP, Dropped: b.DroppedDatagrams, Budget: b.Budget}
+	return &connectudp.Protocol{Protocol: connect.Protocol{Auth: auth, CurrentVia: b.CurrentVia}, Dialer: b.UDP, Dropped: b.DroppedDatagrams, Budget: b.Budget}
 }
 
 // An HTTP3 ends QUIC at an address of UDP and takes CONNECT over HTTP/3. Its
 // keys may be changed while it serves; it has none before Use.
 type HTTP3 struct {
 	Auth connect.Authenticator // nil asks for no credentials
-	Via  string                // this gateway's pseudonym
+
+	CurrentVia func() string // returns this gateway's pseudonym
 
 	// TerminateAll says that nothing else is at the address: all connections end here, or
 	// are refused.
@@ -125,7 +126,7 @@ func (p *HTTP3) prepare(b *Builder, name string) {
 		}
 		return nil, fmt.Errorf("gateway: no certificate for HTTP/3 with the server name %q", hello.ServerName)
 	}}
-	s.Auth, s.Via, s.Name = p.Auth, p.Via, name
+	s.Auth, s.CurrentVia, s.Name = p.Auth, p.CurrentVia, name
 	if p.ConnectUDP {
 		s.Extended = []connect.ExtendedService{b.connectUDP(p.Auth)}
 	}

@@ -2,7 +2,7 @@
 // registry.Listener, with its keys and its credentials. It opens the sockets of UDP,
 // which its HTTP/3 needs; package gateway opens those of TCP.
 //
-//	b := &inbound.Builder{Via: "culvert-edge", Table: reg.Table}
+//	b := &inbound.Builder{CurrentVia: via, Table: reg.Table}
 //	l, err := b.New(table, listener)
 //	if err != nil {
 //		return err

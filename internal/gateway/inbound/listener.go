@@ -20,8 +20,8 @@ import (
 
 // A Builder makes Listeners. Its fields must not be changed after the first.
 type Builder struct {
-	Via   string                 // this gateway's pseudonym
-	Table func() *registry.Table // the current one
+	CurrentVia func() string          // returns this gateway's pseudonym; nil means it has none
+	Table      func() *registry.Table // returns the current one
 
 	// Of HTTP/3, as those of a tunnel.Server.
 	Limits  tunnel.LimitsFunc

@@ -180,7 +180,7 @@ func (p *impliedSNI) Sniff(prefix []byte) tunnel.Verdict {
 
 // speak makes the protocols of those names.
 func (l *Listener) speak(names []string, s *registry.ListenerSettings) ([]tunnel.Protocol, error) {
-	auth, via := l.verifier, l.builder.Via
+	auth, via := l.verifier, l.builder.CurrentVia
 	// CONNECT takes every method, to say what is wrong with it, so WebSocket is
 	// asked before it.
 	names = slices.Clone(names)
@@ -199,15 +199,15 @@ func (l *Listener) speak(names []string, s *registry.ListenerSettings) ([]tunnel
 			}
 		case "connect", "connect-h2":
 			if name == "connect-h2" {
-				carrier = &h2.Protocol{Auth: auth, Via: via}
+				carrier = &h2.Protocol{Auth: auth, CurrentVia: via}
 				ps = append(ps, carrier)
 				continue
 			}
-			ps = append(ps, &connect.Protocol{Auth: auth, Via: via})
+			ps = append(ps, &connect.Protocol{Auth: auth, CurrentVia: via})
 		case "connect-udp":
 			extended = append(extended, l.builder.connectUDP(auth))
 		case "hbone":
-			ps = append(ps, &hbone.Protocol{Via: via})
+			ps = append(ps, &hbone.Protocol{CurrentVia: via})
 		case "socks5":
 			ps = append(ps, &socks5.Protocol{Verify: auth.password, Off: auth.Off})
 		case "postgres":
@@ -215,7 +215,7 @@ func (l *Listener) speak(names []string, s *registry.ListenerSettings) ([]tunnel
 		case "proxy":
 			ps = append(ps, &proxyproto.Protocol{})
 		case "websocket":
-			sockets = &ws.Protocol{Path: s.WebSocket.Path, Hosts: s.WebSocket.Hosts, Origins: s.WebSocket.Origins, Auth: auth, Via: via}
+			sockets = &ws.Protocol{Path: s.WebSocket.Path, Hosts: s.WebSocket.Hosts, Origins: s.WebSocket.Origins, Auth: auth, CurrentVia: via}
 			ps = append(ps, sockets)
 		default:
 			return nil, fmt.Errorf("unknown protocol %q", name)

@@ -38,12 +38,12 @@ type NextHop struct {
 
 // NextHop returns the transport over hops, in order. Equal lists share one.
 func (t *Transports) NextHop(hops []registry.Hop) (*NextHop, error) {
-	return t.hops.get(func() (*NextHop, error) { return t.newNextHop(hops) }, hopSettings(hops)...)
+	return t.hops.get(func() (*NextHop, error) { return t.newNextHop(hops) }, append(hopSettings(hops), t.via())...)
 }
 
 // hopSettings returns all that makes two lists of hops differ.
 func hopSettings(hops []registry.Hop) []any {
-	settings := make([]any, 0, 14*len(hops))
+	settings := make([]any, 0, 14*len(hops)+2)
 	for _, h := range hops {
 		settings = append(settings, h.Proto, h.Addresses, h.ServerName, string(h.Token), h.User, string(h.Password), h.Roots, h.Certificate, string(h.Key), h.Peers, h.InnerPeers, h.Trust, fmt.Sprint(h.HTTP2), fmt.Sprint(h.Insecure))
 	}
@@ -182,7 +182,7 @@ func (t *Transports) newCarrier(h *registry.Hop, addr string, dialer tunnel.Dial
 	verifier.Client(cfg)
 	switch h.Proto {
 	case "hbone":
-		outer := &hbone.Dialer{Gateway: addr, Dialer: budgetDialer{dialer, t.Budget}, TLS: cfg, Verifier: verifier, Via: t.Via}
+		outer := &hbone.Dialer{Gateway: addr, Dialer: budgetDialer{dialer, t.Budget}, TLS: cfg, Verifier: verifier, Via: t.via()}
 		if len(h.InnerPeers) == 0 {
 			return outer, nil
 		}
@@ -197,12 +197,12 @@ func (t *Transports) newCarrier(h *registry.Hop, addr string, dialer tunnel.Dial
 			cfg = nil
 		}
 		if h.Proto == "connect-h2" {
-			d := &h2.Dialer{Proxy: proxy, Dialer: budgetDialer{dialer, t.Budget}, TLS: cfg, Authorization: credentials, Via: t.Via}
+			d := &h2.Dialer{Proxy: proxy, Dialer: budgetDialer{dialer, t.Budget}, TLS: cfg, Authorization: credentials, Via: t.via()}
 			return t.withDatagrams(d, proxy), nil
 		}
-		return &connect.Dialer{Proxy: proxy, Dialer: dialer, TLS: cfg, Authorization: credentials, Via: t.Via}, nil
+		return &connect.Dialer{Proxy: proxy, Dialer: dialer, TLS: cfg, Authorization: credentials, Via: t.via()}, nil
 	case "connect-h3":
-		d := &h3.Dialer{Proxy: addr, TLS: cfg, Authorization: credentials, Via: t.Via, Lookup: t.addresses, Listen: t.listenUDP}
+		d := &h3.Dialer{Proxy: addr, TLS: cfg, Authorization: credentials, Via: t.via(), Lookup: t.addresses, Listen: t.listenUDP}
 		if !first {
 			if before, ok := dialer.(gatewayList); !ok || !before.carriesDatagrams() {
 				return nil, fmt.Errorf("gateway: %q can be asked by connect-h3 only if the gateway before it is asked by connect-h2 or connect-h3, which carry datagrams", addr)
@@ -221,7 +221,7 @@ func (t *Transports) newCarrier(h *registry.Hop, addr string, dialer tunnel.Dial
 		if h.ServerName != "" { // the URL has it, too: a server may serve several names
 			addr, dialer = withHost(addr, to, h.ServerName), dialerTo{dialer, to}
 		}
-		single := &ws.Dialer{URL: addr, Dialer: dialer, TLS: cfg, Authorization: credentials, Via: t.Via}
+		single := &ws.Dialer{URL: addr, Dialer: dialer, TLS: cfg, Authorization: credentials, Via: t.via()}
 		if h.HTTP2 {
 			return NewWebSocketDialer(single), nil
 		}

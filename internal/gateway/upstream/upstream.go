@@ -2,7 +2,7 @@
 // endpoints, directly or over next hops, among them the gateways of other networks. It
 // adds a PROXY header and TLS where the service asks for them.
 //
-//	up := &upstream.Transports{Direct: &tunnel.NetDialer{Guard: guard}, Lookup: lookup, Budget: budget, Via: "edge"}
+//	up := &upstream.Transports{Direct: &tunnel.NetDialer{Guard: guard}, Lookup: lookup, Budget: budget, CurrentVia: via}
 //	reg := &registry.Registry{NewTransport: up.New}
 //	defer up.Close()
 //
@@ -37,8 +37,9 @@ type Transports struct {
 	// not count for anything themselves (tunnel.Multiplexed). May be nil.
 	Budget *tunnel.Budget
 
-	// Via is the pseudonym of this gateway. Every request carries it.
-	Via string
+	// CurrentVia returns the pseudonym of this gateway, which every request carries. Where
+	// it has changed, New makes other transports. Nil means that there is none.
+	CurrentVia func() string
 
 	// DroppedDatagrams counts those that were lost on the way to next hops.
 	DroppedDatagrams atomic.Uint64
@@ -117,7 +118,15 @@ func (t *Transports) toGateway(ep *registry.Endpoint, g *registry.Gateway) (tunn
 		f := newFallbackDialer(ep.String(), carriers...)
 		keepOpen(t, f, []io.Closer{f.probes})
 		return f, nil
-	}, append(hopSettings(hops), ep.String())...)
+	}, append(hopSettings(hops), ep.String(), t.via())...)
+}
+
+// via returns the pseudonym of this gateway.
+func (t *Transports) via() string {
+	if t.CurrentVia == nil {
+		return ""
+	}
+	return t.CurrentVia()
 }
 
 // Close ends the connections that carriers keep, with the streams on them.

@@ -83,6 +83,19 @@ func (s *Source) refusesTarget(k key) string {
 	return s.Rules.Refuses(k.Namespace, k.Name)
 }
 
+// Listed reports whether all that Refuses judges by has been listed.
+func (s *Source) Listed() bool {
+	s.mu.Lock()
+	r := s.run
+	s.mu.Unlock()
+	if r == nil {
+		return false
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.listed()
+}
+
 // listed reports whether all Services and EndpointSlices have been listed. The
 // caller holds mu.
 func (r *run) listed() bool {
