@@ -140,6 +140,42 @@ func TestRetainedUntilItIsKnown(t *testing.T) {
 	})
 }
 
+// A stopgap is in force where nothing is known, and not in the place of what a source before
+// has sent.
+func TestStopgap(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := startGroups(t)
+		stopgap := update(t, "unread", "none.test")
+		stopgap.StandsFor = "west"
+		a := make(says)
+		g.replace(t, "one.test", a)
+		g.say(a, stopgap)
+		g.want(t, "at the start", "one.test", []string{"none.test"})
+		a <- update(t, "west", "west.test")
+		g.say(a, Update{Source: "unread"})
+		g.want(t, "when it is known", "one.test", []string{"west.test"}, "none.test")
+
+		b := make(says)
+		g.replace(t, "two.test", b)
+		g.say(b, stopgap)
+		time.Sleep(firstTableTimeout)
+		synctest.Wait()
+		g.want(t, "after a while", "two.test", []string{"west.test"}, "none.test")
+		b <- update(t, "west", "new.test")
+		g.say(b, Update{Source: "unread"})
+		g.want(t, "when the new one is known", "two.test", []string{"new.test"}, "west.test", "none.test")
+
+		g.replace(t, "three.test")
+		c := make(says)
+		g.replace(t, "four.test", c)
+		g.say(c, stopgap)
+		g.want(t, "where nothing was known", "three.test", nil, "none.test")
+		time.Sleep(firstTableTimeout)
+		synctest.Wait()
+		g.want(t, "where nothing is known", "four.test", []string{"none.test"}, "new.test")
+	})
+}
+
 // Groups that come one after the other end the ones before, and neither hold the table
 // nor leave anything behind, though their sources never send anything.
 func TestGroupsWithoutEnd(t *testing.T) {

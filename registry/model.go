@@ -383,6 +383,11 @@ type Update struct {
 	// same table.
 	More bool
 
+	// StandsFor, if set, is another name of the source: the snapshot is a stopgap until
+	// there is one under that name. It is not used where one of a source that was replaced
+	// is still in force.
+	StandsFor string
+
 	// Group, if set, replaces the Group of the Update before that had one. One without
 	// sources replaces it by none. Run says what becomes of their snapshots.
 	Group *Group

@@ -152,8 +152,12 @@ func (l *tableLoop) observe(m *sourceEvent) {
 	}
 	l.r.freshness.observe(l.log, m)
 	u := m.update
+	stopgap := u != nil && u.StandsFor != "" && s.replaces
+	if stopgap && l.retains(u.StandsFor) {
+		return
+	}
 	s.more = u != nil && u.More
-	s.knows = s.knows || m.err == nil && (u == nil || u.Err == nil)
+	s.knows = s.knows || !stopgap && m.err == nil && (u == nil || u.Err == nil)
 	if !s.more {
 		s.complete = s.knows
 		s.pending = s.pending && !s.complete
@@ -166,6 +170,16 @@ func (l *tableLoop) observe(m *sourceEvent) {
 		l.replace(u.Group)
 	}
 	l.dropRetained()
+}
+
+// retains reports whether a snapshot of that name is in force whose source has ended.
+func (l *tableLoop) retains(name string) bool {
+	for k := range l.retained {
+		if k.name == name {
+			return true
+		}
+	}
+	return false
 }
 
 // store notes a snapshot, which takes the place of one that a replaced source has sent under

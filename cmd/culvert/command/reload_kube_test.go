@@ -30,6 +30,7 @@ type apiServer map[string]string
 func (a apiServer) start(t *testing.T) (kubeconfig string) {
 	t.Helper()
 	s := httptest.NewServer(a)
+	s.Config.SetKeepAlivesEnabled(false) // connections that are kept are no leak
 	t.Cleanup(s.Close)
 	kubeconfig = filepath.Join(t.TempDir(), "kubeconfig")
 	text := fmt.Sprintf(`

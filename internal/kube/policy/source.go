@@ -112,7 +112,7 @@ func (g *guarded) Run(ctx context.Context, updates chan<- registry.Update) error
 			return ctx.Err()
 		}
 	}
-	if err := send(registry.Update{Source: guardName, Snapshot: registry.Snapshot{Policies: []*policy.Policy{shut}}}); err != nil {
+	if err := send(registry.Update{Source: guardName, StandsFor: Name, Snapshot: registry.Snapshot{Policies: []*policy.Policy{shut}}}); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithCancel(ctx)
