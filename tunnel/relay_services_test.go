@@ -1,6 +1,7 @@
 package tunnel_test
 
 import (
+	"fmt"
 	"io"
 	"maps"
 	"net"
@@ -65,4 +66,34 @@ func TestFiguresByService(t *testing.T) {
 	}
 	ended.Wait()
 	testnet.Eventually(t, patience, func() bool { return len(r.OpenByService())+len(r.BytesByService()) == 0 }, "all are over")
+}
+
+// BenchmarkBytesByService sums what 4,000 tunnels of a thousand services have carried, as a
+// scrape of metrics does.
+func BenchmarkBytesByService(b *testing.B) {
+	const n = 4000
+	r := &tunnel.Relay{}
+	var ended sync.WaitGroup
+	var ends []net.Conn
+	for i := range n {
+		client, near := tcpPair(b)
+		server, far := tcpPair(b)
+		ended.Add(1)
+		r.Carry(tunnel.Tunnel{Client: near, Server: server, About: &tunnel.Outcome{Service: fmt.Sprint("service-", i%1000)}, Ended: func(tunnel.End) { ended.Done() }})
+		ends = append(ends, client, far)
+	}
+	b.ReportAllocs()
+	for b.Loop() {
+		if got := len(r.BytesByService()); got != 1000 {
+			b.Fatalf("%d services, want 1000", got)
+		}
+	}
+	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/n, "ns/tunnel")
+	if err := r.Close(); err != nil {
+		b.Error(err)
+	}
+	ended.Wait()
+	for _, c := range ends {
+		_ = c.Close()
+	}
 }
