@@ -39,7 +39,8 @@ type Object struct{ Namespace, Name string }
 // Discovery says which Services become services.
 type Discovery struct {
 	// Network is the one that the endpoints are in; "" means the cluster's name. Zone is the
-	// one that the gateway is in, for topology hints; "" means that hints are ignored.
+	// one that the gateway is in, for topology hints and where TopologyZone is ""; "" means
+	// that hints are ignored.
 	Network string `yaml:"network"`
 	Zone    string `yaml:"zone"`
 

@@ -50,6 +50,9 @@
 {{- $c := dict -}}
 {{- include "culvert.commonConfig" (list . $c) -}}
 {{- $v := .Values -}}
+{{- with $v.topologyZone -}}
+{{- $_ := set $c "topologyZone" . -}}
+{{- end -}}
 {{- if $v.gateway.listeners -}}
 {{- $_ := set $c "listeners" $v.gateway.listeners -}}
 {{- else if not $v.gatewayAPI.enabled -}}
