@@ -90,6 +90,8 @@ type Gateway struct {
 	memory    memoryWatch
 	expiry    *expiryWatch
 
+	policyUses policyUses
+
 	reconfiguring sync.Mutex // held by Reconfigure, which sets what follows
 	currentLimits atomic.Pointer[tunnel.Limits]
 	settings      atomic.Pointer[Config] // the last one: what of it Reconfigure takes up counts

@@ -250,6 +250,7 @@ func (opened) ListenerErrors() map[string]error  { return nil }
 
 func (opened) ClusterSetAddresses(string, string) []netip.Addr { return nil }
 func (opened) UseSecrets(map[string][2]time.Time)              {}
+func (opened) PolicyUses() map[string]registry.PolicyUse       { return nil }
 
 // has reports whether a kind is there: its definition is.
 func (a *api) has(resource string) bool {

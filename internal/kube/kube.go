@@ -106,6 +106,8 @@ type Gateway interface {
 	// UseSecrets is called with the periods of validity of the certificates of Secrets that Gateways
 	// use, by "NAMESPACE/NAME", whenever they change.
 	UseSecrets(map[string][2]time.Time)
+	// PolicyUses returns what policies are about, by their Origin.
+	PolicyUses() map[string]registry.PolicyUse
 }
 
 // A Kube holds all sources and controllers of Kubernetes. A nil *Kube has none.
@@ -287,6 +289,10 @@ func (k *Kube) authorize(p *Policies) error {
 		Settings: policy.Settings{Cluster: k.cfg.Cluster, TrustDomains: p.TrustDomains},
 		REST:     k.rest, Pulse: k.pulse, Definitions: k.defs, Namespaces: k.cfg.Namespaces, Leads: k.leads.Load, Log: k.cfg.Log,
 	}
+	if k.plane == nil {
+		k.plane = &plane{}
+	}
+	cfg.Uses = func() map[string]registry.PolicyUse { return k.plane.PolicyUses() }
 	if k.slices != nil {
 		cfg.SelectPods, cfg.PodsKnown = k.slices.SelectPods, k.slices.PodsKnown
 	}

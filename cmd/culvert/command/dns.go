@@ -59,7 +59,8 @@ func answersOnly(c *file.Config) {
 	if k == nil {
 		return
 	}
-	if k.GatewayAPI, k.Leader = nil, (file.Object{}); k.Discovery == nil {
+	k.GatewayAPI, k.AuthorizationPolicies, k.Leader = nil, nil, file.Object{}
+	if k.Discovery == nil {
 		c.Kubernetes = nil
 	}
 }

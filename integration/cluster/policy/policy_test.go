@@ -364,6 +364,10 @@ func TestPolicies(t *testing.T) {
 	b.wantAllowed("the account", api)
 	waitStatus(t, b.Cluster, ofNamespace, "echo", "Accepted=True/Accepted")
 
+	b.put(ofNamespace, "nothing", "action: ALLOW\ntargetRefs: [{group: '', kind: Service, name: nothing}]\n")
+	waitStatus(t, b.Cluster, ofNamespace, "nothing", "Accepted=False/TargetNotFound")
+	b.remove(ofNamespace, "nothing")
+
 	b.put(ofNamespace, "echo", toEcho+"dryRun: true\nrules: [{sources: []}]\n")
 	b.wantAllowed("in dry run", stranger)
 	b.put(ofNamespace, "echo", toEcho+fromFront)

@@ -37,10 +37,8 @@ type Config struct {
 	Definitions *watch.Definitions // that report when a CRD changes; nil: that is noticed within minutes
 	Namespaces  []string           // whose AuthorizationPolicies are read; empty means all
 
-	// Enforcement returns what became of the policies, by their Origin; OnEnforcement has a function
-	// called whenever that has changed. Both may be nil.
-	Enforcement   func() map[string]Enforcement
-	OnEnforcement func(changed func())
+	// Uses returns what the policies are about in the table, by their Origin. Nil: nobody knows.
+	Uses func() map[string]registry.PolicyUse
 
 	// SelectPods is called when there is a policy that selects Pods, and PodsKnown reports whether
 	// they have been read since: until then such policies of a later time are not sent. Both may be nil.
@@ -54,12 +52,6 @@ type Config struct {
 
 // DefaultController is the name of the controller in status.
 const DefaultController = "culvert.dev/policy"
-
-// An Enforcement says what became of a policy in the table.
-type Enforcement struct {
-	Services     int // that it selects
-	Unidentified int // of them, those that callers reach by ways on which nobody's identity is known, though the policy asks for it
-}
 
 // A Source is a registry.Source of policies, and writes the status of the objects that they are made
 // of.
@@ -198,9 +190,6 @@ func (s *Source) Run(ctx context.Context, updates chan<- registry.Update) error 
 	running.Go(func() { r.writer.run(ctx) })
 	if s.cfg.Pulse != nil {
 		running.Go(func() { watch.Reachability(ctx, s.cfg.Pulse, func(err error) { r.reachable(ctx, err) }) })
-	}
-	if s.cfg.OnEnforcement != nil {
-		s.cfg.OnEnforcement(r.writer.wake.Notify)
 	}
 	return r.loop(ctx)
 }

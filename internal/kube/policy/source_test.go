@@ -35,11 +35,11 @@ type site struct {
 	metadata *metadatafake.FakeMetadataClient
 	source   *Source
 
-	mu       sync.Mutex // guards the rest
-	fail     func(verb, resource string) error
-	writes   int
-	updates  []registry.Update
-	enforced map[string]Enforcement
+	mu      sync.Mutex // guards the rest
+	fail    func(verb, resource string) error
+	writes  int
+	updates []registry.Update
+	uses    map[string]registry.PolicyUse
 }
 
 func newSite(t *testing.T) *site {
@@ -69,10 +69,10 @@ func newSite(t *testing.T) *site {
 	})
 	s.source = &Source{dynamic: s.policies, core: s.core, metadata: s.metadata, cfg: Config{
 		Settings: Settings{Cluster: "west", TrustDomains: []string{"corp.example"}},
-		Enforcement: func() map[string]Enforcement {
+		Uses: func() map[string]registry.PolicyUse {
 			s.mu.Lock()
 			defer s.mu.Unlock()
-			return s.enforced
+			return s.uses
 		},
 	}}
 	return s
@@ -242,23 +242,20 @@ func TestSource(t *testing.T) {
 }
 
 // The table knows what a policy selects, and where nobody's identity is known.
-func TestEnforcement(t *testing.T) {
+func TestUses(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t)
-		var changed func()
-		s.source.cfg.OnEnforcement = func(f func()) { changed = f }
 		s.apply(ofNamespace(allowAPI), 1)
 		s.run(s.source)
 		for _, tt := range []struct {
-			is   Enforcement
+			is   registry.PolicyUse
 			want string
 		}{
-			{Enforcement{Services: 0}, "Service/db Accepted=False/TargetNotFound@1"},
-			{Enforcement{Services: 2}, "Service/db Accepted=True/Accepted@1"},
-			{Enforcement{Services: 2, Unidentified: 1}, "Service/db Accepted=True/Accepted@1 PartiallyEnforced=True/UnidentifiedCallers@1"},
+			{registry.PolicyUse{Services: 0}, "Service/db Accepted=False/TargetNotFound@1"},
+			{registry.PolicyUse{Services: 2}, "Service/db Accepted=True/Accepted@1"},
+			{registry.PolicyUse{Services: 2, Unidentified: 1}, "Service/db Accepted=True/Accepted@1 PartiallyEnforced=True/UnidentifiedCallers@1"},
 		} {
-			s.locked(func() { s.enforced = map[string]Enforcement{"AuthorizationPolicy shop/db": tt.is} })
-			changed()
+			s.locked(func() { s.uses = map[string]registry.PolicyUse{"AuthorizationPolicy shop/db": tt.is} })
 			s.settle()
 			if got := s.conditions(resource, "shop", "db"); got != tt.want {
 				t.Errorf("%+v: status %q, want %q", tt.is, got, tt.want)

@@ -24,6 +24,7 @@ import (
 
 	"culvert.dev/internal/kube/client"
 	"culvert.dev/internal/kube/watch"
+	"culvert.dev/registry"
 )
 
 // Conditions and reasons of a policy.
@@ -41,6 +42,7 @@ const maxAncestors = 16
 const (
 	retryInterval  = 10 * time.Second // after a failure
 	leaderInterval = time.Second      // between checks whether this replica leads
+	usesInterval   = 2 * time.Second  // between checks whether the policies are about something else
 )
 
 // A writer updates the status of policies.
@@ -86,6 +88,8 @@ func (w *writer) run(ctx context.Context) {
 			again = time.After(leaderInterval)
 		case !w.write(ctx):
 			again = time.After(retryInterval)
+		case w.cfg.Uses != nil:
+			again = time.After(usesInterval)
 		}
 		select {
 		case <-ctx.Done():
@@ -104,18 +108,18 @@ func (w *writer) write(ctx context.Context) bool {
 	w.mu.Lock()
 	all := w.all
 	w.mu.Unlock()
-	var enforced map[string]Enforcement
-	if w.cfg.Enforcement != nil {
-		enforced = w.cfg.Enforcement()
+	var uses map[string]registry.PolicyUse
+	if w.cfg.Uses != nil {
+		uses = w.cfg.Uses()
 	}
 	good := true
 	for _, t := range all {
 		if ctx.Err() != nil || !w.leads() {
 			return true
 		}
-		var at *Enforcement
-		if e, ok := enforced[t.String()]; ok {
-			at = &e
+		var at *registry.PolicyUse
+		if use, ok := uses[t.String()]; ok {
+			at = &use
 		}
 		good = w.writeOne(ctx, t, at) && good
 	}
@@ -123,7 +127,7 @@ func (w *writer) write(ctx context.Context) bool {
 }
 
 // writeOne writes the status of one object, as it is now, if it differs.
-func (w *writer) writeOne(ctx context.Context, t *translated, at *Enforcement) bool {
+func (w *writer) writeOne(ctx context.Context, t *translated, at *registry.PolicyUse) bool {
 	want := w.status(t, at)
 	w.warn(ctx, t, want)
 	if merged := w.merge(t.Status, want); equality.Semantic.DeepEqual(merged, t.Status) {
@@ -173,7 +177,7 @@ func (w *writer) writeOne(ctx context.Context, t *translated, at *Enforcement) b
 }
 
 // status returns what our part of the status of t should be.
-func (w *writer) status(t *translated, at *Enforcement) []gwv1.PolicyAncestorStatus {
+func (w *writer) status(t *translated, at *registry.PolicyUse) []gwv1.PolicyAncestorStatus {
 	conditions := []metav1.Condition{{Type: accepted, Status: metav1.ConditionTrue, Reason: string(gwv1.PolicyReasonAccepted), Message: "accepted"}}
 	c := &conditions[0]
 	switch {
