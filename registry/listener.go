@@ -87,10 +87,12 @@ type WebSocketOptions struct {
 }
 
 // An Auth has the credentials that a listener accepts: the password of one of the Users,
-// or one of the Tokens.
+// one of the Tokens, or a JSON Web Token of one of the Issuers.
 type Auth struct {
 	Users  map[string]Secret      // bcrypt hashes by name, for Basic credentials and for SOCKS
 	Tokens map[TokenDigest]string // names by token, for Bearer credentials
+
+	Issuers []string // by name; what they are is not part of the table
 }
 
 // A TokenDigest is the SHA-256 of a token. It does not print itself.

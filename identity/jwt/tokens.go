@@ -97,6 +97,11 @@ func (t *Tokens) Use(all []Issuer) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.known.Store(&next)
+	for k := range t.counts { // so that issuers that come and go don't use up the labels
+		if k.issuer != "" && !slices.ContainsFunc(next, func(i *issuer) bool { return i.called == k.issuer }) {
+			delete(t.counts, k)
+		}
+	}
 	if t.changed != nil {
 		close(t.changed)
 		t.changed = nil

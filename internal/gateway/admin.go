@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"culvert.dev/identity/jwt"
 	"culvert.dev/internal/admin"
 	"culvert.dev/internal/udp"
 	"culvert.dev/registry"
@@ -41,6 +42,7 @@ type Status struct {
 
 	SourceListeners []StatusSourceListener `json:"sourceListeners,omitempty"`
 	Certificates    []Certificate          `json:"certificates,omitempty"` // those of files; what expires first is first
+	Issuers         []jwt.Status           `json:"issuers,omitempty"`      // of tokens, with the state of their keys
 
 	Kubernetes any `json:"kubernetes,omitempty"` // what Config.Kubernetes returns
 }
@@ -127,6 +129,7 @@ func (g *Gateway) Status() Status {
 	configured, others := g.inbound.describeAll()
 	s.Listeners, s.SourceListeners = append(s.Listeners, configured...), others
 	s.Certificates = g.expiry.certificates()
+	s.Issuers = g.tokens.Status()
 	if g.cfg.Kubernetes != nil {
 		s.Kubernetes = g.cfg.Kubernetes()
 	}
@@ -286,6 +289,21 @@ func (g *Gateway) gauges(budget *tunnel.Budget) {
 	m.Gauge("culvert_config_last_reload_timestamp_seconds", "Unix time of the last successful configuration reload. 0 before the first.", func() float64 { return float64(g.reloads.last.Load()) })
 	m.GaugeSet("culvert_transport_up", "Whether a transport to a gateway is in use: 0 while others are preferred because it failed. Only for gateways with several transports.", []string{"gateway", "carrier"}, g.transportGauges)
 	m.GaugeSet("culvert_certificate_expiry_timestamp_seconds", "Unix time at which a certificate that the gateway presents expires. used_by is listener, dns, via, service or gateway-api; file is the path in the configuration, or Secret NAMESPACE/NAME.", []string{"used_by", "file"}, g.expiry.gauges)
+	m.CounterSet("culvert_tokens_total", "JSON Web Tokens of clients, by their issuer, which is empty for one that is not configured. result is accepted, or why the token was refused: too-large, malformed, encrypted, algorithm, unknown-issuer, signer, expired, not-yet-valid, audience, no-keys, unknown-key, signature, claims or certificate.", []string{"issuer", "result"}, func(yield func([]string, float64)) {
+		g.tokens.Counts(func(issuer string, c jwt.Cause, n uint64) { yield([]string{issuer, string(c)}, float64(n)) })
+	})
+	m.GaugeSet("culvert_issuer_keys", "Keys of an issuer that tokens are verified by. 0 while there are none.", []string{"issuer"}, func(yield func([]string, float64)) {
+		for _, s := range g.tokens.Status() {
+			yield([]string{s.Issuer}, float64(s.Keys))
+		}
+	})
+	m.GaugeSet("culvert_issuer_keys_fetched_timestamp_seconds", "Unix time at which the keys of an issuer were fetched last without an error. Only for issuers whose keys are fetched, and were.", []string{"issuer"}, func(yield func([]string, float64)) {
+		for _, s := range g.tokens.Status() {
+			if s.Fetched != nil {
+				yield([]string{s.Issuer}, float64(s.Fetched.Unix()))
+			}
+		}
+	})
 	if g.cfg.Metrics != nil {
 		g.cfg.Metrics(m.GaugeSet)
 	}

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"time"
 
+	"culvert.dev/identity/jwt"
 	"culvert.dev/internal/gateway/inbound"
 	"culvert.dev/registry"
 	"culvert.dev/tunnel"
@@ -84,6 +85,12 @@ type Config struct {
 	// Kubernetes returns what is known of that, for /status: anything that goes
 	// into JSON. Nil means that there is none.
 	Kubernetes func() any
+
+	// Issuers are those whose tokens listeners may accept, by their names.
+	Issuers []jwt.Issuer
+
+	// ReadFile reads the token files of Issuers; nil means that there are none.
+	ReadFile func(name string) ([]byte, error)
 
 	// Metrics adds gauges to those of the gateway, by GaugeSet of package metrics. May be nil.
 	Metrics func(add func(name, help string, labels []string, read func(yield func(labels []string, v float64))))

@@ -24,6 +24,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"culvert.dev/identity/jwt"
 	"culvert.dev/internal/admin"
 	"culvert.dev/internal/gateway/inbound"
 	"culvert.dev/internal/gateway/upstream"
@@ -89,6 +90,7 @@ type Gateway struct {
 	restart   atomic.Pointer[[]PendingChange] // what RestartNeeded was told
 	memory    memoryWatch
 	expiry    *expiryWatch
+	tokens    *jwt.Tokens
 
 	policyUses policyUses
 
@@ -119,7 +121,12 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 		g.access.Observe(o)
 		g.refusals.Observe(o)
 	}
+	g.tokens = &jwt.Tokens{Log: g.log, ReadFile: cfg.ReadFile}
+	if err := g.tokens.Use(cfg.Issuers); err != nil {
+		return nil, err
+	}
 	builder := &inbound.Builder{
+		Tokens:     g.tokens,
 		CurrentVia: g.via, Table: func() *registry.Table { return g.registry.Table() },
 		Limits: g.currentLimits.Load, Budget: budget, Observe: observe, Log: g.log,
 		UDP: &udp.Dialer{Guard: guard, DontFragment: true}, DroppedDatagrams: &g.droppedDatagrams, // RFC 9298 section 5
@@ -277,6 +284,7 @@ func (g *Gateway) Run(ctx context.Context, now <-chan struct{}) error {
 	run(func() error { return g.pruneMetrics(work) })
 	run(func() error { return g.memory.run(work) })
 	run(func() error { return g.expiry.run(work) })
+	run(func() error { g.tokens.Run(work); return nil })
 	g.adminPort.run, g.dns.run = run, run
 	g.adminPort.serveAll(work)
 	run(func() error { return g.adminPort.watchSockets(work) })

@@ -3,8 +3,8 @@ package gateway
 import "culvert.dev/internal/admin"
 
 // Reconfigure has the gateway use what of next may change while it serves: Limits, Memory,
-// DrainDelay, DrainTimeout, Via, Admin, AdminControl, DNS, ServicePorts and VIPs. It ignores
-// everything else. After an error nothing has changed.
+// DrainDelay, DrainTimeout, Via, Admin, AdminControl, DNS, Issuers, ServicePorts and VIPs. It
+// ignores everything else. After an error nothing has changed.
 //
 // Where ServicePorts or VIPs come, a State that cannot be used is tried again, and no service
 // has a port, or an address, meanwhile. As long as they are there, State does not change.
@@ -28,6 +28,9 @@ func (g *Gateway) Reconfigure(next Config) error {
 	}
 	g.reconfiguring.Lock()
 	defer g.reconfiguring.Unlock()
+	if err := g.tokens.Use(next.Issuers); err != nil {
+		return err
+	}
 	limits := next.Limits
 	g.currentLimits.Store(&limits)
 	g.memory.change(next.Memory)

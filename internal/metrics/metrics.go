@@ -164,23 +164,29 @@ func (m *Metrics) Counters(name, help, label string, of map[string]func() float6
 // once for each, with a value for each label. f bounds how many there are, and does
 // not wait for anything.
 func (m *Metrics) GaugeSet(name, help string, labels []string, f func(yield func(labels []string, v float64))) {
-	m.registry.MustRegister(&gaugeSet{prometheus.NewDesc(name, help, labels, nil), f})
+	m.registry.MustRegister(&valueSet{prometheus.NewDesc(name, help, labels, nil), prometheus.GaugeValue, f})
 }
 
-// A gaugeSet is a prometheus.Collector.
-type gaugeSet struct {
+// CounterSet adds counters of one name that come and go, as GaugeSet does.
+func (m *Metrics) CounterSet(name, help string, labels []string, f func(yield func(labels []string, v float64))) {
+	m.registry.MustRegister(&valueSet{prometheus.NewDesc(name, help, labels, nil), prometheus.CounterValue, f})
+}
+
+// A valueSet is a prometheus.Collector.
+type valueSet struct {
 	desc *prometheus.Desc
+	kind prometheus.ValueType
 	read func(yield func(labels []string, v float64))
 }
 
-func (s *gaugeSet) Describe(to chan<- *prometheus.Desc) { to <- s.desc }
+func (s *valueSet) Describe(to chan<- *prometheus.Desc) { to <- s.desc }
 
-func (s *gaugeSet) Collect(to chan<- prometheus.Metric) {
+func (s *valueSet) Collect(to chan<- prometheus.Metric) {
 	s.read(func(labels []string, v float64) {
 		values := make([]string, len(labels))
 		for i, l := range labels {
 			values[i] = label(l)
 		}
-		to <- prometheus.MustNewConstMetric(s.desc, prometheus.GaugeValue, v, values...)
+		to <- prometheus.MustNewConstMetric(s.desc, s.kind, v, values...)
 	})
 }

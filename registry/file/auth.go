@@ -25,10 +25,13 @@ const (
 )
 
 // An Auth is who may use a listener's CONNECT, SOCKS and WebSocket: whoever
-// shows the password of one of the Users or one of the Tokens.
+// shows the password of one of the Users, one of the Tokens or a token of one of the
+// Issuers.
 type Auth struct {
 	Users  Users             `yaml:"users"` // for Basic credentials and for SOCKS
 	Tokens map[Digest]string // names by token, for Bearer credentials
+
+	Issuers []string `yaml:"issuers" what:"an issuer" unique:"issuer" empty:"list issuers of identity.tokens, or leave the key out"`
 
 	UsersFile  string `yaml:"usersFile"`  // where more Users are, "" if nowhere
 	TokensFile string `yaml:"tokensFile"` // where Tokens are
@@ -36,7 +39,7 @@ type Auth struct {
 
 func (*Auth) check(d *decoder, at mapping) {
 	if len(at.node.Content) == 0 {
-		d.errorf(at.node, "name users, usersFile or tokensFile", "auth is empty, which would refuse every client")
+		d.errorf(at.node, "name users, usersFile, tokensFile or issuers", "auth is empty, which would refuse every client")
 	}
 }
 
@@ -151,14 +154,15 @@ func (d *decoder) readFiles(path string, data []byte) {
 			d.lines(*f.name, content, func(line string, complain func(hint, msg string)) { f.line(auth, line, complain) })
 		}
 		d.warnCheap(at.value("auth"), auth)
-		if len(d.errs) == 0 && len(auth.Users)+len(auth.Tokens) == 0 {
-			d.errorf(at.value("auth"), "add one, or leave auth out", "auth has no user and no token, which would refuse every client")
+		if len(d.errs) == 0 && len(auth.Users)+len(auth.Tokens)+len(auth.Issuers) == 0 {
+			d.errorf(at.value("auth"), "add one, or leave auth out", "auth has no user, no token and no issuer, which would refuse every client")
 		}
 		if len(d.errs) == 0 && len(auth.Users) == 0 && slices.Contains(d.cfg.Listeners[i].spoken(), "socks5") {
 			d.errorf(at.value("auth"), "add users, or take socks5 from its protocols", "auth has no user: a SOCKS client can't send a token, so every one would be refused")
 		}
 	}
 	all = append(all, d.readTLSFiles(path)...)
+	all = append(all, d.readIssuerFiles(path)...)
 	all = append(all, d.readHopFiles(path)...)
 	all = append(all, d.readServiceTLSFiles(path)...)
 	all = append(all, d.readDNSFiles(path)...)

@@ -25,6 +25,7 @@ func (d *decoder) check(root *yaml.Node) {
 	}
 	d.checkClaims()
 	d.checkListeners()
+	d.checkIssuers()
 	d.checkServicePorts()
 	d.checkVIPs()
 	d.checkKubernetes()

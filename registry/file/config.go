@@ -28,6 +28,7 @@ type Config struct {
 	Cluster   string        // this cluster's id; "" if it has none
 	Mesh      registry.Mesh // the zone of its names, and the network the gateway is in
 	Networks  []registry.Network
+	Identity  *Identity // nil means that no tokens are accepted
 	Listeners []Listener
 	Admin     string // host:port of the admin server, or unix:PATH; "" means none
 	Control   bool   // adminControl: tunnels may be closed by TCP, too

@@ -37,7 +37,7 @@ func (l *Listener) forTable() *registry.Listener {
 		s.ProxyProtocol = l.Proxy.From
 	}
 	if l.Auth != nil {
-		s.Auth = &registry.Auth{Users: l.Auth.Users, Tokens: l.Auth.Tokens}
+		s.Auth = &registry.Auth{Users: l.Auth.Users, Tokens: l.Auth.Tokens, Issuers: l.Auth.Issuers}
 	}
 	for i := range l.TLS {
 		s.TLS = append(s.TLS, l.TLS[i].forTable(l))

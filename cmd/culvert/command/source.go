@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"culvert.dev/dns"
+	"culvert.dev/identity/jwt"
 	"culvert.dev/internal/admin"
 	"culvert.dev/internal/gateway"
 	"culvert.dev/internal/gateway/upstream"
@@ -187,9 +188,28 @@ func settings(c *file.Config, cfg *gateway.Config) (err error) {
 			return usageError(hint, "%w", err)
 		}
 	}
+	cfg.ReadFile, cfg.Issuers = os.ReadFile, issuers(c)
+	if err := new(jwt.Tokens).Use(cfg.Issuers); err != nil {
+		return usageError("see identity.tokens in the configuration reference", "%w", err)
+	}
 	cfg.ServicePorts, cfg.VIPs = servicePorts(c), (*gateway.VIPs)(c.VIPs)
 	cfg.DNS, err = dnsServer(c)
 	return err
+}
+
+// issuers are those of c whose tokens listeners may accept.
+func issuers(c *file.Config) []jwt.Issuer {
+	if c.Identity == nil {
+		return nil
+	}
+	all := make([]jwt.Issuer, len(c.Identity.Tokens))
+	for n, i := range c.Identity.Tokens {
+		all[n] = jwt.Issuer{
+			URL: i.Issuer, Audiences: i.Audience, ID: i.ID, Claims: i.Claims, Kubernetes: i.Kubernetes, Header: i.Header, Signer: i.Signer,
+			JWKS: i.Keys, JWKSURL: i.JWKSURL(), Roots: i.Roots, TokenFile: i.TokenFile,
+		}
+	}
+	return all
 }
 
 // preparedListeners returns what a gateway of cfg would serve.

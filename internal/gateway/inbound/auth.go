@@ -9,6 +9,7 @@ import (
 	"errors"
 	"log/slog"
 	"net/netip"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -16,13 +17,14 @@ import (
 	"golang.org/x/crypto/bcrypt"
 
 	"culvert.dev/connect"
+	"culvert.dev/identity/jwt"
 	"culvert.dev/registry"
 	"culvert.dev/tunnel"
 )
 
 // newVerifier returns a verifier that accepts nobody before use.
-func newVerifier(checks *checkQueue) (*verifier, error) {
-	v := &verifier{checks: checks, right: make(map[[sha256.Size]byte]*list.Element)}
+func newVerifier(b *Builder) (*verifier, error) {
+	v := &verifier{checks: b.checks, issued: b.Tokens, right: make(map[[sha256.Size]byte]*list.Element)}
 	_, err := rand.Read(v.key[:])
 	return v, err
 }
@@ -37,7 +39,8 @@ func logCredentials(log *slog.Logger, listener string, change credentialChange) 
 	case change != credentialChange{}:
 		log.Info("credentials", "listener", listener,
 			"users_added", change.usersAdded, "users_removed", change.usersRemoved, "users_changed", change.usersChanged,
-			"tokens_added", change.tokensAdded, "tokens_removed", change.tokensRemoved)
+			"tokens_added", change.tokensAdded, "tokens_removed", change.tokensRemoved,
+			"issuers_added", change.issuersAdded, "issuers_removed", change.issuersRemoved)
 	}
 }
 
@@ -53,6 +56,7 @@ const (
 // moment, under a key of this process.
 type verifier struct {
 	checks *checkQueue
+	issued *jwt.Tokens
 	known  atomic.Pointer[credentials]
 	key    [32]byte
 
@@ -74,11 +78,12 @@ type credentials struct {
 	off    bool // nobody is asked for any
 	cost   int  // the highest of any user's hash
 	tokens func(string) (string, bool)
+	issued *jwt.Authenticator
 }
 
 // A credentialChange says how many credentials are other than before.
 type credentialChange struct {
-	usersAdded, usersRemoved, usersChanged, tokensAdded, tokensRemoved int
+	usersAdded, usersRemoved, usersChanged, tokensAdded, tokensRemoved, issuersAdded, issuersRemoved int
 
 	on, off bool // there is an auth, and there was none; or the other way round
 }
@@ -91,8 +96,8 @@ func (v *verifier) use(a *registry.Auth) (change credentialChange, err error) {
 	case a == nil:
 		a = &registry.Auth{}
 		next.auth, next.off = a, true
-	case len(a.Users) == 0 && len(a.Tokens) == 0:
-		return change, errors.New("auth names no user and no token")
+	case len(a.Users)+len(a.Tokens)+len(a.Issuers) == 0:
+		return change, errors.New("auth names no user, no token and no issuer")
 	}
 	for _, h := range a.Users {
 		c, err := bcrypt.Cost([]byte(h))
@@ -106,6 +111,7 @@ func (v *verifier) use(a *registry.Auth) (change credentialChange, err error) {
 		digests[digest] = name
 	}
 	next.tokens = connect.TokenDigests(digests)
+	next.issued = v.issued.Accept(a.Issuers)
 	before := v.known.Swap(next)
 	switch {
 	case before == nil:
@@ -136,7 +142,18 @@ func (v *verifier) use(a *registry.Auth) (change credentialChange, err error) {
 			change.tokensRemoved++
 		}
 	}
+	change.issuersAdded, change.issuersRemoved = missing(before.auth.Issuers, a.Issuers), missing(a.Issuers, before.auth.Issuers)
 	return change, nil
+}
+
+// missing returns how many of all are not in list.
+func missing(list, all []string) (n int) {
+	for _, one := range all {
+		if !slices.Contains(list, one) {
+			n++
+		}
+	}
+	return n
 }
 
 // Off reports that no credentials are asked for.
@@ -144,7 +161,8 @@ func (v *verifier) Off() bool { return v.known.Load().off }
 
 // Authenticate implements connect.Authenticator.
 func (v *verifier) Authenticate(ctx context.Context, c connect.Credentials) (tunnel.Peer, error) {
-	return connect.AnyOf{&connect.BasicAuth{Verify: v.password}, &connect.Bearer{Verify: v.known.Load().tokens}}.Authenticate(ctx, c)
+	known := v.known.Load()
+	return connect.AnyOf{&connect.BasicAuth{Verify: v.password}, &connect.Bearer{Verify: known.tokens}, known.issued}.Authenticate(ctx, c)
 }
 
 // Challenges implements connect.Authenticator.
@@ -154,7 +172,7 @@ func (v *verifier) Challenges() []string {
 	if len(auth.Users) > 0 {
 		all = append(all, new(connect.BasicAuth).Challenges()...)
 	}
-	if len(auth.Tokens) > 0 {
+	if len(auth.Tokens)+len(auth.Issuers) > 0 {
 		all = append(all, new(connect.Bearer).Challenges()...)
 	}
 	return all

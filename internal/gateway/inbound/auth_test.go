@@ -15,6 +15,7 @@ import (
 	"golang.org/x/crypto/bcrypt"
 
 	"culvert.dev/connect"
+	"culvert.dev/identity/jwt"
 	"culvert.dev/registry"
 	"culvert.dev/tunnel"
 )
@@ -30,7 +31,7 @@ func hashOf(t testing.TB, password string, cost int) registry.Secret {
 
 func verifierOf(t testing.TB, a *registry.Auth) *verifier {
 	t.Helper()
-	v, err := newVerifier(newCheckQueue(1))
+	v, err := newVerifier(&Builder{checks: newCheckQueue(1), Tokens: new(jwt.Tokens)})
 	if err == nil {
 		_, err = v.use(a)
 	}

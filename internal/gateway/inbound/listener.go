@@ -12,6 +12,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"culvert.dev/identity/jwt"
 	"culvert.dev/internal/udp"
 	"culvert.dev/registry"
 	"culvert.dev/sni"
@@ -30,6 +31,8 @@ type Builder struct {
 
 	UDP              tunnel.Dialer  // to the endpoints of CONNECT-UDP requests
 	DroppedDatagrams *atomic.Uint64 // counts those that were lost here; may be nil
+
+	Tokens *jwt.Tokens // of the issuers that listeners may accept; nil means none
 
 	Log *slog.Logger // nil discards
 
@@ -58,13 +61,16 @@ type config struct {
 func (b *Builder) New(t *registry.Table, l *registry.Listener) (*Listener, error) {
 	b.once.Do(func() {
 		b.checks = newCheckQueue(runtime.GOMAXPROCS(0) / 2)
+		if b.Tokens == nil {
+			b.Tokens = new(jwt.Tokens)
+		}
 		if b.Log == nil {
 			b.Log = slog.New(slog.DiscardHandler)
 		}
 	})
 	o := &Listener{builder: b}
 	var err error
-	if o.verifier, err = newVerifier(b.checks); err != nil {
+	if o.verifier, err = newVerifier(b); err != nil {
 		return nil, err
 	}
 	return o, o.Use(t, l)
