@@ -203,7 +203,7 @@ func TestDatagramsOverGateways(t *testing.T) {
 				h.awaitEnd(t)
 				for _, name := range []string{svc, resolver} {
 					l := h.line(t, "carried "+name, func(l line) bool { return l.Msg == "tunnel" && l.Proto == "connect-udp" && l.Service == name })
-					if l.In == 0 || l.Out == 0 || l.Peer != clientID {
+					if l.In == 0 || l.Out == 0 || l.Peer != clientPeer {
 						t.Errorf("the line: %+v", l)
 					}
 				}

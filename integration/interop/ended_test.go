@@ -80,7 +80,7 @@ services:
 	if out, errs, code := curl(api, certified...); out != served(api) || code != 0 {
 		t.Errorf("curl: exit code %d, got %q, %s, want %q", code, out, errs, served(api))
 	}
-	g.line(t, "logged whose request it was", func(l line) bool { return l.Proto == "tls" && l.Service == api && l.Peer == clientID })
+	g.line(t, "logged whose request it was", func(l line) bool { return l.Proto == "tls" && l.Service == api && l.Peer == clientPeer })
 	if out, errs, code := curl(api); code == 0 {
 		t.Errorf("curl without a certificate: got %q, %s", out, errs)
 	}

@@ -64,7 +64,7 @@ func TestCurlByAProxyThatEndsTLS(t *testing.T) {
 	}
 	// curl ends its TLS to a proxy without close_notify, which is no end.
 	g.line(t, "logged the tunnel and whose it was", func(l line) bool {
-		return l.Proto == "connect" && l.Reason == "reset" && l.Err == "the client ended TLS without close_notify" && l.Peer == clientID && l.Target == svc+":443"
+		return l.Proto == "connect" && l.Reason == "reset" && l.Err == "the client ended TLS without close_notify" && l.Peer == clientPeer && l.Target == svc+":443"
 	})
 	if _, errs, code = command(t, "curl", args...); code == 0 {
 		t.Errorf("curl without a certificate: exit code %d, %s, want to be refused", code, errs)
@@ -91,7 +91,7 @@ func TestCurlByHTTP2(t *testing.T) {
 		t.Errorf("curl: exit code %d, got %q, %s, want %q twice, by HTTP/2", code, out, errs, want)
 	}
 	g.line(t, "logged the tunnel and whose it was", func(l line) bool {
-		return l.Proto == "connect-h2" && l.Reason == "reset" && l.Peer == clientID && l.Target == svc+":443"
+		return l.Proto == "connect-h2" && l.Reason == "reset" && l.Peer == clientPeer && l.Target == svc+":443"
 	})
 	// Of an answer that ends its stream curl says that it could not receive.
 	_, errs, code = command(t, "../../bin/newcurl/curl", "-sS", "--proxy-http2", "--proxy-cacert", w.ca, "--proxy-cert", w.cert, "--proxy-key", w.key,
@@ -114,7 +114,7 @@ func TestNodeTunnelsOverHTTP2InsideOfTLS(t *testing.T) {
 	if out != want || code != 0 {
 		t.Errorf("node: exit code %d, got %q, %s, want %q", code, out, errs, want)
 	}
-	g.line(t, "logged whose the tunnels were", func(l line) bool { return l.Proto == "connect-h2" && l.Peer == clientID })
+	g.line(t, "logged whose the tunnels were", func(l line) bool { return l.Proto == "connect-h2" && l.Peer == clientPeer })
 }
 
 // What openssl shows of the gateway's own TLS.

@@ -17,8 +17,9 @@ import (
 
 // The service's name, and the client's identity.
 const (
-	svc      = "svc.example.test"
-	clientID = "spiffe://example.test/ns/shop/sa/web"
+	svc        = "svc.example.test"
+	clientID   = "spiffe://example.test/ns/shop/sa/web"
+	clientPeer = "uri:" + clientID // what logs have: no trust domain is configured
 )
 
 // A world is a CA with certificates for a service and a client, in files, and
