@@ -114,6 +114,8 @@ func newKeySet(k *Keys, alpn []string, own bool) (*KeySet, error) {
 		// A ticket would carry an identity past a change of CAs, and tunnels
 		// are long enough for a whole handshake each.
 		SessionTicketsDisabled: true,
+		// Small records at first would make several writes of a small answer.
+		DynamicRecordSizingDisabled: true,
 	}
 	if len(k.Trust) > 0 {
 		r.verifier = &identity.Verifier{Trust: k.Trust, Want: identity.Expectation{Usage: x509.ExtKeyUsageClientAuth, TrustDomains: k.TrustDomains}}

@@ -167,7 +167,7 @@ func (t *Transports) newCarrier(h *registry.Hop, addr string, dialer tunnel.Dial
 			return nil, fmt.Errorf("gateway: the credentials for %q would go there unencrypted, and it is not said to be insecure", to)
 		}
 	}
-	cfg := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: h.ServerName}
+	cfg := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: h.ServerName, DynamicRecordSizingDisabled: true}
 	if h.Certificate != "" {
 		pair, err := tls.X509KeyPair([]byte(h.Certificate), []byte(h.Key))
 		if err != nil {
