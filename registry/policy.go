@@ -136,21 +136,21 @@ func (m Mesh) namesOf(e *Service) (names []tunnel.Pattern) {
 }
 
 // backendEntry returns the service of a backend, and nil where there is none.
-func (b *builder) backendEntry(to *compiledBackend) *serviceEntry {
+func (t *Table) backendEntry(to *compiledBackend) *serviceEntry {
 	switch {
 	case to.broken != "" || to.entry < 0:
 		return nil
 	case to.serviceName.IsZero():
-		return &b.listeners.backends[to.entry]
+		return &t.listeners.backends[to.entry]
 	}
-	i := b.claimant(to.serviceName, to.port)
+	i := t.claimant(to.serviceName, to.port)
 	if i < 0 {
-		i = b.claimant(to.serviceName, 0)
+		i = t.claimant(to.serviceName, 0)
 	}
 	if i < 0 {
 		return nil
 	}
-	return &b.services[i]
+	return &t.services[i]
 }
 
 // Policies returns the policies of t in the order of their snapshots. They must not be

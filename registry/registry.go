@@ -44,6 +44,11 @@ type Registry struct {
 	// that Publish and AssignVIPs make. It must not block. May be nil.
 	OnTable func()
 
+	// OnSwap is called by Swap with each table and the one before it, which is nil at
+	// first, in order: it misses none of them. It must neither block nor call the
+	// Registry's Swap. May be nil.
+	OnSwap func(before, now *Table)
+
 	// Log receives new tables, conflicts and failing sources. Nil discards.
 	Log *slog.Logger
 
@@ -109,6 +114,13 @@ func (r *Registry) Swap(t *Table) *Table {
 		b.outliers.events.Store(r.ejections)
 	}
 	r.current.Store(s)
+	if r.OnSwap != nil {
+		var before *Table
+		if old != nil {
+			before = old.table
+		}
+		r.OnSwap(before, &next)
+	}
 	r.health.prune(&next)
 	return &next
 }

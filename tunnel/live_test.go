@@ -246,8 +246,7 @@ func TestEndRecordsEndsThoseThatMatch(t *testing.T) {
 	shown := 0
 	odd := func(rec tunnel.Record) bool {
 		shown++
-		name, backend := rec.Service()
-		return name == "s1" && backend == "" && rec.Peer().ID == "alice"
+		return rec.Service() == tunnel.ServiceKey{Service: "s1"} && rec.Peer().ID == "alice"
 	}
 	if n := r.EndRecords(tunnel.Killed, odd); n != 6 || shown != 13 {
 		t.Errorf("ended %d of %d, want 6 of 13", n, shown)

@@ -328,6 +328,22 @@ func (l *serviceLoads) byService() map[string]int {
 	return open
 }
 
+// A ServiceKey names a service as a Route does. Backend is empty where it is Service.
+type ServiceKey struct{ Service, Backend string }
+
+// OpenServices returns which services have tunnels or sessions that have not ended.
+func (r *Relay) OpenServices() (open []ServiceKey) {
+	l := &r.loads
+	l.mu.RLock()
+	defer l.mu.RUnlock()
+	for k, s := range l.loads {
+		if s.open.Load() > 0 {
+			open = append(open, ServiceKey{k.route, k.backend})
+		}
+	}
+	return open
+}
+
 // loadKey names what the requests of r are counted for.
 func (r *Route) loadKey() loadKey {
 	k := loadKey{r.Service, r.Backend}

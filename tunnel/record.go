@@ -34,6 +34,7 @@ type record interface {
 	request(*Request) (Route, bool)
 
 	peer() Peer         // of the request
+	at() string         // the listener of the request
 	age() time.Duration // since the request began; only where there is an outcome
 }
 
@@ -49,11 +50,10 @@ type tunnelInfo struct {
 	waited           microseconds // as in the Outcome
 	dialed, dialTime microseconds // until the client heard yes, and the dial alone
 	localPort        uint16       // of the listener
-	listenerOnly     bool         // as in the Request
 	multiplexed      bool         // the way to the endpoint takes no descriptor
-	insecure         bool         // Endpoint.Insecure
-	source, addr     compactAddr  // the client's, the endpoint's
-	host             string       // the endpoint's DNS name
+	flags            recordFlags
+	source, addr     compactAddr // the client's, the endpoint's
+	host             string      // the endpoint's DNS name
 	proto            string
 	listener         string
 	target           string
@@ -61,10 +61,38 @@ type tunnelInfo struct {
 	alpn             []string
 }
 
-// An identifiedInfo is the record of a request whose caller is known.
+// recordFlags are what is kept of a request by one bit.
+type recordFlags uint8
+
+const (
+	fromListenerOnly recordFlags = 1 << iota // Request.ListenerOnly
+	deferredIdentity                         // Request.DeferIdentity
+	tlsEnded                                 // Request.TLS is not nil
+	insecureEndpoint                         // Endpoint.Insecure
+)
+
+func flagsOf(req *Request, insecure bool) (f recordFlags) {
+	if req.ListenerOnly {
+		f |= fromListenerOnly
+	}
+	if req.DeferIdentity {
+		f |= deferredIdentity
+	}
+	if req.TLS != nil {
+		f |= tlsEnded
+	}
+	if insecure {
+		f |= insecureEndpoint
+	}
+	return f
+}
+
+// An identifiedInfo is the record of a request whose caller is known, or that a policy has
+// decided.
 type identifiedInfo struct {
 	loadedInfo
 	caller Peer
+	policy *PolicyDecision
 }
 
 // A largeInfo is the record of a request that none of the others can hold.
@@ -144,7 +172,7 @@ func (r *Router) newRecord(req *Request, o *Outcome, dialed Attempt, multiplexed
 	info := tunnelInfo{
 		router: r, lease: l, id: o.ID, start: o.Start.UnixNano(), began: poll.Clock() - int64(time.Since(o.Start)),
 		waited: toMicroseconds(o.Waited), dialed: toMicroseconds(o.Dialed), dialTime: toMicroseconds(dialed.Took),
-		localPort: req.LocalPort, listenerOnly: req.ListenerOnly, multiplexed: multiplexed, insecure: dialed.Endpoint.Insecure,
+		localPort: req.LocalPort, multiplexed: multiplexed, flags: flagsOf(req, dialed.Endpoint.Insecure),
 		source: source, addr: addr, host: ep.Host,
 		proto: o.Proto, listener: o.Listener, target: o.Target, pattern: o.Pattern, alpn: o.ALPN,
 	}
@@ -153,10 +181,10 @@ func (r *Router) newRecord(req *Request, o *Outcome, dialed Attempt, multiplexed
 	}
 	load := dialed.Endpoint.Load
 	told := load.watcher() == nil
-	if sourceFits && addrFits && o.Unverified == nil && o.Policy == nil && len(o.Attempts) == 0 {
+	if sourceFits && addrFits && o.Unverified == nil && len(o.Attempts) == 0 {
 		switch {
-		case o.Peer != (Peer{}):
-			known := &identifiedInfo{loadedInfo: loadedInfo{tunnelInfo: info, load: load}, caller: o.Peer}
+		case o.Peer != (Peer{}) || o.Policy != nil:
+			known := &identifiedInfo{loadedInfo: loadedInfo{tunnelInfo: info, load: load}, caller: o.Peer, policy: o.Policy}
 			known.told.Store(told)
 			return known
 		case load != nil:
@@ -188,6 +216,14 @@ func (rec *carriedInfo) countedIn() *serviceLoad { return rec.load }
 func (rec *tunnelInfo) age() time.Duration  { return time.Duration(poll.Clock() - rec.began) }
 func (rec *carriedInfo) age() time.Duration { return time.Since(rec.about.Start) }
 
+func (rec *tunnelInfo) at() string { return rec.listener }
+func (rec *carriedInfo) at() string {
+	if rec.about == nil {
+		return ""
+	}
+	return rec.about.Listener
+}
+
 func (*tunnelInfo) peer() Peer         { return Peer{} }
 func (rec *identifiedInfo) peer() Peer { return rec.caller }
 func (rec *largeInfo) peer() Peer      { return rec.whole.Peer }
@@ -206,14 +242,14 @@ func (rec *tunnelInfo) outcome() *Outcome {
 	ep := rec.endpoint()
 	return &Outcome{
 		ID: rec.id, Start: time.Unix(0, rec.start), Proto: rec.proto, Listener: rec.listener, Source: rec.source.addrPort(),
-		Target: rec.target, ALPN: rec.alpn, Service: rec.lease.load.key.route, Pattern: rec.pattern, Endpoint: ep.String(), Insecure: rec.insecure,
+		Target: rec.target, ALPN: rec.alpn, Service: rec.lease.load.key.route, Pattern: rec.pattern, Endpoint: ep.String(), Insecure: rec.flags&insecureEndpoint != 0,
 		Attempts: []Attempt{{Endpoint: ep, Took: rec.dialTime.duration()}}, Waited: rec.waited.duration(), Dialed: rec.dialed.duration(),
 	}
 }
 
 func (rec *identifiedInfo) outcome() *Outcome {
 	o := rec.loadedInfo.outcome()
-	o.Peer = rec.caller
+	o.Peer, o.Policy = rec.caller, rec.policy
 	return o
 }
 
@@ -257,10 +293,13 @@ func (v *Live) describe(o *Outcome, age time.Duration) {
 
 func (rec *tunnelInfo) request(req *Request) (Route, bool) {
 	*req = Request{
-		Proto: rec.proto, Listener: rec.listener, LocalPort: rec.localPort, ListenerOnly: rec.listenerOnly,
+		Proto: rec.proto, Listener: rec.listener, LocalPort: rec.localPort, ListenerOnly: rec.flags&fromListenerOnly != 0, DeferIdentity: rec.flags&deferredIdentity != 0,
 		ALPN: rec.alpn, Source: rec.source.addrPort(), Start: time.Unix(0, rec.start),
 	}
 	req.setTarget(rec.target)
+	if rec.flags&tlsEnded != 0 {
+		req.TLS = &someEndedTLS
+	}
 	key := rec.lease.load.key
 	return Route{Service: key.route, Backend: cmp.Or(key.backend, key.route), Pattern: rec.pattern, Endpoints: []Endpoint{rec.endpoint()}}, true
 }
@@ -279,6 +318,9 @@ func (rec *largeInfo) request(req *Request) (Route, bool) {
 }
 
 func (*carriedInfo) request(*Request) (Route, bool) { return Route{}, false }
+
+// someEndedTLS stands for TLS of which nothing is kept but that it was ended.
+var someEndedTLS EndedTLS
 
 // setTarget undoes Request.Target.
 func (r *Request) setTarget(target string) {

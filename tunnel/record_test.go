@@ -36,6 +36,7 @@ func TestRecordKeepsWhatWasDecided(t *testing.T) {
 		{"IPv4", func(q *Request) { q.Addr, q.Port = netip.MustParseAddr("192.0.2.1"), 5432 }, nil, nil, &tunnelInfo{}},
 		{"IPv6", func(q *Request) { q.Addr, q.Port = netip.MustParseAddr("2001:db8::1"), 5432 }, nil, nil, &tunnelInfo{}},
 		{"IPv6 without a port", func(q *Request) { q.Addr = netip.MustParseAddr("2001:db8::1") }, nil, nil, &tunnelInfo{}},
+		{"TLS that was ended", func(q *Request) { q.Name, q.TLS, q.DeferIdentity = MustParseName("db.example.com"), &EndedTLS{}, true }, nil, nil, &tunnelInfo{}},
 		{"an endpoint that is counted", func(q *Request) { q.Name = MustParseName("db.example.com") }, &EndpointLoad{}, nil, &loadedInfo{}},
 		{"a caller", func(q *Request) { q.Name, q.Peer = MustParseName("db.example.com"), alice }, nil, nil, &identifiedInfo{}},
 		{"a caller and an endpoint that is counted", func(q *Request) { q.Name, q.Peer = MustParseName("db.example.com"), alice }, &EndpointLoad{}, nil, &identifiedInfo{}},
@@ -61,8 +62,11 @@ func TestRecordKeepsWhatWasDecided(t *testing.T) {
 			if !ok || !reflect.DeepEqual(&got, req) {
 				t.Errorf("request: got %+v, %v, want %+v", got, ok, *req)
 			}
-			if name, backend := rec.Service(); name != "svc" || backend != "backend" || rec.Peer() != req.Peer {
-				t.Errorf("service %q, %q, peer %v, want svc, backend, %v", name, backend, rec.Peer(), req.Peer)
+			if got := rec.Listener(); got != ":443" {
+				t.Errorf("listener %q, want :443", got)
+			}
+			if k := rec.Service(); k != (ServiceKey{"svc", "backend"}) || rec.Peer() != req.Peer {
+				t.Errorf("service %v, peer %v, want svc, backend, %v", k, rec.Peer(), req.Peer)
 			}
 			if route.Service != "svc" || route.Backend != "backend" || route.Pattern != "*.example.com" ||
 				len(route.Endpoints) != 1 || route.Endpoints[0].Addr != ep.Addr || route.Endpoints[0].Host != ep.Host {

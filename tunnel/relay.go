@@ -243,12 +243,14 @@ func (r *Relay) EndFunc(why Reason, match func(*Live) bool) int {
 // nothing.
 type Record struct{ of record }
 
-// Service returns the name of the service that is carried to: Route.Service. backend is
-// Route.Backend where that is another one, and otherwise "".
-func (r Record) Service() (name, backend string) {
+// Service names the service that is carried to.
+func (r Record) Service() ServiceKey {
 	key := r.of.countedIn().key
-	return key.route, key.backend
+	return ServiceKey{key.route, key.backend}
 }
+
+// Listener returns the address of the listener that the request came by, as configured.
+func (r Record) Listener() string { return r.of.at() }
 
 // Peer returns the verified identity of the caller.
 func (r Record) Peer() Peer { return r.of.peer() }

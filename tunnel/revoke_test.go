@@ -139,10 +139,10 @@ func TestRevokeEndsWhatIsDenied(t *testing.T) {
 		clients = append(clients, a.client)
 	}
 	table.swap("alice", "carol")
-	if n := b.Revoke(func(service, _ string) bool { return service == "other" }); n != 0 || table.rechecks.Load() != 0 {
+	if n := b.Revoke(map[tunnel.ServiceKey]bool{{Service: "other"}: true}); n != 0 || table.rechecks.Load() != 0 {
 		t.Errorf("a change of another service ended %d tunnels and asked about %d, want none", n, table.rechecks.Load())
 	}
-	if n := b.Revoke(func(service, backend string) bool { return service == "svc" && backend == "" }); n != 3 {
+	if n := b.Revoke(map[tunnel.ServiceKey]bool{{Service: "svc"}: true}); n != 3 {
 		t.Errorf("ended %d tunnels, want 3", n)
 	}
 	testnet.Eventually(t, patience, func() bool { return b.Relay.Open() == 1 }, "bob's tunnel is left")
@@ -203,7 +203,7 @@ func TestNoTunnelOutlivesItsPolicy(t *testing.T) {
 			default:
 			}
 			table.swap([]string{"alice", "bob"}[i%2])
-			router.Revoke(func(string, string) bool { return true })
+			router.Revoke(map[tunnel.ServiceKey]bool{{Service: "svc"}: true})
 		}
 	})
 	var refused atomic.Int32

@@ -96,16 +96,16 @@ func denies(c Rechecker, rec record) bool {
 	return ok && ReasonOf(c.Recheck(&req, &route)) == Denied
 }
 
-// Revoke ends the tunnels and sessions of the services that match which the Resolver, a
+// Revoke ends the tunnels and sessions of some services which the Resolver, a
 // Rechecker, denies by now. It is for after a change of what it decides by, and ends those
 // that were decided by what was before, however late the Relay gets them. It returns how
 // many it ends.
-func (r *Router) Revoke(match func(service, backend string) bool) int {
+func (r *Router) Revoke(services map[ServiceKey]bool) int {
 	c, ok := r.Resolver.(Rechecker)
 	if !ok {
 		return 0
 	}
-	return r.Relay.EndRecords(Revoked, func(rec Record) bool { return match(rec.Service()) && denies(c, rec.of) })
+	return r.Relay.EndRecords(Revoked, func(rec Record) bool { return services[rec.Service()] && denies(c, rec.of) })
 }
 
 // connect takes req as far as a service that answers: resolve, allow, dial. l is

@@ -96,6 +96,7 @@ type Gateway struct {
 
 	reconfiguring sync.Mutex // held by Reconfigure, which sets what follows
 	currentLimits atomic.Pointer[tunnel.Limits]
+	revoker       *revoker
 	settings      atomic.Pointer[Config] // the last one: what of it Reconfigure takes up counts
 }
 
@@ -147,6 +148,8 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 		Resolver: g.registry, Dialer: direct, Relay: g.relay, Budget: budget,
 		Observe: observe, CurrentLimits: g.currentLimits.Load,
 	}
+	g.revoker = newRevoker(g.router, g.log)
+	g.registry.OnSwap = g.revoker.swapped
 	g.server = &tunnel.Server{Handler: g.router, CurrentLimits: g.currentLimits.Load, Budget: budget, Observe: observe, Log: g.log, Loops: g.loops}
 	g.datagrams = &udp.Server{
 		Router: g.router, Dialer: &udp.Dialer{Guard: guard}, Budget: budget, CurrentLimits: g.currentLimits.Load, Observe: observe, Log: g.log,
@@ -282,6 +285,7 @@ func (g *Gateway) Run(ctx context.Context, now <-chan struct{}) error {
 	run(func() error { return g.registry.Run(work, g.cfg.Sources...) })
 	run(func() error { return g.checker.Run(work) })
 	run(func() error { return g.pruneMetrics(work) })
+	run(func() error { return g.revoker.run(work) })
 	run(func() error { return g.memory.run(work) })
 	run(func() error { return g.expiry.run(work) })
 	run(func() error { g.tokens.Run(work); return nil })

@@ -1,0 +1,86 @@
+package gateway
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"time"
+
+	"culvert.dev/registry"
+	"culvert.dev/tunnel"
+)
+
+// A revoker ends the tunnels that policies allowed and deny since the table has changed.
+type revoker struct {
+	router *tunnel.Router
+	log    *slog.Logger
+
+	mu      sync.Mutex // guards pending
+	pending []tableChange
+	wake    chan struct{} // has room for one
+}
+
+// A tableChange is a table and the one before it.
+type tableChange struct{ before, now *registry.Table }
+
+func newRevoker(router *tunnel.Router, log *slog.Logger) *revoker {
+	return &revoker{router: router, log: log, wake: make(chan struct{}, 1)}
+}
+
+// swapped is told of each table.
+func (v *revoker) swapped(before, now *registry.Table) {
+	if len(before.Policies())+len(now.Policies()) == 0 {
+		return
+	}
+	v.mu.Lock()
+	v.pending = append(v.pending, tableChange{before, now})
+	v.mu.Unlock()
+	select {
+	case v.wake <- struct{}{}:
+	default:
+	}
+}
+
+// run ends tunnels after each change, until ctx is done.
+func (v *revoker) run(ctx context.Context) error {
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-v.wake:
+			v.revoke()
+		}
+	}
+}
+
+// revoke ends the tunnels of the services that the pending changes concern, where the
+// current table denies them. A tunnel that the Relay gets only now is the Router's.
+func (v *revoker) revoke() {
+	v.mu.Lock()
+	pending := v.pending
+	v.pending = nil
+	v.mu.Unlock()
+	open, services := v.router.Relay.OpenServices(), map[tunnel.ServiceKey]bool{}
+	for _, c := range pending {
+		for k := range c.now.PolicyChanges(c.before, open) {
+			services[k] = true
+		}
+	}
+	if len(services) == 0 {
+		return
+	}
+	start := time.Now()
+	if n := v.router.Revoke(services); n > 0 {
+		v.log.Info("ended tunnels that policies no longer allow", "tunnels", n, "services", len(services), "took", time.Since(start))
+	}
+}
+
+// EndTunnelsOf ends the tunnels of the callers that match, whose credentials have expired or
+// are gone, and returns how many there are. It is shown the listener that each came by, and
+// the caller as it was verified. Tunnels without an identity are not shown.
+func (g *Gateway) EndTunnelsOf(match func(listener string, caller tunnel.Peer) bool) int {
+	return g.relay.EndRecords(tunnel.Revoked, func(rec tunnel.Record) bool {
+		caller := rec.Peer()
+		return caller.Method != "" && match(rec.Listener(), caller)
+	})
+}
