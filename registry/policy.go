@@ -2,6 +2,7 @@ package registry
 
 import (
 	"fmt"
+	"iter"
 	"net/netip"
 	"strings"
 
@@ -162,25 +163,28 @@ func (t *Table) Policies() []*policy.Policy {
 	return t.policies
 }
 
-// PolicySet returns the policies of a service of t, and nil where it has none. Endpoints
-// of the service may have more of them.
-func (t *Table) PolicySet(s *Service) *policy.Set {
-	if t == nil {
-		return nil
-	}
-	for i := range t.services {
-		if t.services[i].Service == s {
-			return t.services[i].policies.service
+// ServicesWithPolicies iterates over the services, and those that rules lead to, each with
+// its policies: nil where it has none. Endpoints of a service, and a rule that leads there,
+// may have more. What the services point to must not be changed.
+func (t *Table) ServicesWithPolicies() iter.Seq2[*Service, *policy.Set] {
+	return func(yield func(*Service, *policy.Set) bool) {
+		if t == nil {
+			return
 		}
-	}
-	if t.listeners != nil {
+		for i := range t.services {
+			if !yield(t.services[i].Service, t.services[i].policies.service) {
+				return
+			}
+		}
+		if t.listeners == nil {
+			return
+		}
 		for i := range t.listeners.backends {
-			if t.listeners.backends[i].Service == s {
-				return t.listeners.backends[i].policies.service
+			if e := &t.listeners.backends[i]; !yield(e.Service, e.policies.service) {
+				return
 			}
 		}
 	}
-	return nil
 }
 
 // policyPort returns the port that policies see: that of the service, or the one of the

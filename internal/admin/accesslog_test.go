@@ -261,3 +261,20 @@ func BenchmarkAccessLog(b *testing.B) {
 		l.Observe(o)
 	}
 }
+
+// The policy that has decided is in the line, and what those in dry run would have done.
+func TestAccessLogPolicy(t *testing.T) {
+	o := carried()
+	o.Policy = &tunnel.PolicyDecision{Allowed: true, Policy: "db", Origin: "culvert.yaml:12", Admitted: 2, Endpoints: 5, DryRun: &tunnel.PolicyDecision{Policy: "planned"}}
+	l, b := newLog(textHandler)
+	l.Observe(o)
+	if want := ` policy=db policy_origin=culvert.yaml:12 policy_endpoints="2 of 5" policy_dry_run="denied by planned" `; !strings.Contains(b.String(), want) {
+		t.Errorf("got %s, want it to have %s", b, want)
+	}
+	o.Policy = &tunnel.PolicyDecision{Allowed: true, DryRun: &tunnel.PolicyDecision{Policy: "planned", Allowed: true}}
+	l, b = newLog(textHandler)
+	l.Observe(o)
+	if want := ` policy_dry_run="allowed by planned" `; !strings.Contains(b.String(), want) || strings.Contains(b.String(), "policy=") {
+		t.Errorf("got %s, want it to have %s, and no policy", b, want)
+	}
+}

@@ -41,6 +41,20 @@ type ListedService struct {
 	Via       []string         `json:"via,omitempty"`      // the gateways on the way there
 	Insecure  bool             `json:"insecure,omitempty"` // plaintext may go there by transports that are not mutual
 	Origin    string           `json:"origin,omitempty"`
+
+	// Listeners and Policies are listed with the key policies of a question.
+	Listeners []string       `json:"listeners,omitempty"` // that lead to the service
+	Policies  []ListedPolicy `json:"policies,omitempty"`  // that select it, by name
+}
+
+// A ListedPolicy is a policy of a service.
+type ListedPolicy struct {
+	Name    string   `json:"name"`
+	Origin  string   `json:"origin,omitempty"`
+	Tier    string   `json:"tier"`
+	Action  string   `json:"action"`
+	DryRun  bool     `json:"dryRun,omitempty"`
+	Callers []string `json:"callers"` // of its rules; none means nobody
 }
 
 // A ListedEndpoint is an endpoint of a service.
@@ -130,6 +144,14 @@ func ListRegistry(ctx context.Context, reg *registry.Registry, q url.Values) ite
 		if q.Get("networks") != "" {
 			for n := range t.Networks() {
 				if !yield(RegistryEvent{Event: "network", Generation: t.Generation(), Network: listNetwork(n, t.Mesh().Network)}) {
+					return
+				}
+			}
+			return
+		}
+		if q.Get("policies") != "" {
+			for l := range listPolicies(t, wanted) {
+				if !yield(RegistryEvent{Event: "is", Generation: t.Generation(), Service: l}) {
 					return
 				}
 			}

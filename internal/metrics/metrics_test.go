@@ -326,3 +326,30 @@ func BenchmarkObserveParallel(b *testing.B) {
 		}
 	})
 }
+
+// Decisions are counted by policy, of which there are a bounded number.
+func TestPolicyDecisions(t *testing.T) {
+	m := New()
+	o := carried("orders")
+	o.Policy = &tunnel.PolicyDecision{Allowed: true, Policy: "db", DryRun: &tunnel.PolicyDecision{Policy: "planned"}}
+	m.Observe(o)
+	m.Observe(o)
+	for _, want := range []struct {
+		policy, action, dryRun string
+		n                      float64
+	}{{"db", "allow", "false", 2}, {"planned", "deny", "true", 2}, {"planned", "deny", "false", 0}} {
+		if got := testutil.ToFloat64(m.policies.WithLabelValues(want.policy, want.action, want.dryRun)); got != want.n {
+			t.Errorf("%+v: got %v", want, got)
+		}
+	}
+	for i := range 2 * maxPolicies {
+		o.Policy = &tunnel.PolicyDecision{Policy: fmt.Sprint("p", i)}
+		m.Observe(o)
+	}
+	if got := testutil.CollectAndCount(m.policies); got > maxPolicies+10 {
+		t.Errorf("got %d time series, want about %d at most", got, maxPolicies)
+	}
+	if got := testutil.ToFloat64(m.policies.WithLabelValues(otherName, "deny", "false")); got != maxPolicies+2 {
+		t.Errorf("got %v decisions of other policies, want %d", got, maxPolicies+2)
+	}
+}

@@ -23,6 +23,7 @@ var formats = map[string]format{
 	"checkHost":        formatOf(parseCheckHost),
 	"cidr":             formatOf(parseCIDR),
 	"cipherSuite":      formatOf(parseCipherSuite),
+	"clientAddress":    formatOf(parseClientAddress),
 	"cluster":          formatOf(parseCluster),
 	"controllerName":   formatOf(parseControllerName),
 	"destination":      formatOf(parseDestination),

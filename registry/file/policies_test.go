@@ -66,8 +66,10 @@ func TestPolicies(t *testing.T) {
 			t.Errorf("%s:%d at %s as %q from %s: got %q, %v, want %q", test.name, test.port, test.listener, test.id, test.from, got, err, test.want)
 		}
 	}
-	if d := m.PolicySet(cfg.Services[0]); d == nil || !d.NamesIdentities() {
-		t.Errorf("got the set %+v of db, want one that names identities", d)
+	for s, set := range m.ServicesWithPolicies() {
+		if s == cfg.Services[0] && !set.NamesIdentities() {
+			t.Errorf("got the set %+v of db, want one that names identities", set)
+		}
 	}
 }
 

@@ -132,32 +132,15 @@ func (o *explainOptions) query() (gateway.Query, error) {
 
 // explainHere answers from the configuration a gateway would be started with.
 func explainHere(ctx context.Context, o *explainOptions, q gateway.Query) (*gateway.Explanation, error) {
-	c, err := o.load()
+	r, err := newRehearsal(ctx, &o.sourceOptions)
 	if err != nil {
 		return nil, err
 	}
-	if q.Listener, err = pickListener(c, q.Listener); err != nil {
-		return nil, err
-	}
-	cfg, err := gatewayConfig(c)
+	x, err := r.explain(ctx, q)
 	if err != nil {
 		return nil, err
 	}
-	if cfg.Listeners, err = preparedListeners(&cfg); err != nil {
-		return nil, err
-	}
-	guard, err := gateway.NewGuard(cfg)
-	if err != nil {
-		return nil, err
-	}
-	direct := &tunnel.NetDialer{Guard: guard}
-	reg, err := runRegistry(ctx, c, direct)
-	if err != nil {
-		return nil, err
-	}
-	router := &tunnel.Router{Resolver: reg, Dialer: direct}
-	x := gateway.Explain(ctx, router, cfg.Listeners, q)
-	x.AddResolution(&names.Source{Registry: reg, VIPs: dnsVIPs(c)}, q)
+	x.AddResolution(&names.Source{Registry: r.registry, VIPs: dnsVIPs(r.config)}, q)
 	return x, nil
 }
 
