@@ -236,7 +236,7 @@ func TestDeadlinesAreAbsolute(t *testing.T) {
 func TestByteASecond(t *testing.T) {
 	t.Parallel()
 	const (
-		poured = 32 << 20 // more than sockets take
+		poured = 64 << 20 // more than sockets take
 		stream = testnet.Stream(7)
 	)
 	b := testnet.NewBackend(t)
