@@ -130,6 +130,7 @@ func (p *schemaPage) below(v any, at string) {
 		}
 	}
 	p.below(s["items"], at+"[]")
+	p.below(s["additionalProperties"], at+".NAME")
 	for _, word := range []string{"anyOf", "oneOf"} {
 		some, _ := s[word].([]any)
 		for _, one := range some {

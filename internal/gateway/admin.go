@@ -45,6 +45,7 @@ type Status struct {
 	Issuers         []jwt.Status           `json:"issuers,omitempty"`      // of tokens, with the state of their keys
 
 	Kubernetes any `json:"kubernetes,omitempty"` // what Config.Kubernetes returns
+	Identity   any `json:"identity,omitempty"`   // what Config.IdentitySources returns
 }
 
 // StatusInsecure is what the configuration permits plaintext to by "insecure: true".
@@ -132,6 +133,9 @@ func (g *Gateway) Status() Status {
 	s.Issuers = g.tokens.Status()
 	if g.cfg.Kubernetes != nil {
 		s.Kubernetes = g.cfg.Kubernetes()
+	}
+	if g.cfg.IdentitySources != nil {
+		s.Identity = g.cfg.IdentitySources()
 	}
 	if v := g.settings.Load().VIPs; v != nil {
 		state, _ := g.vips.status()

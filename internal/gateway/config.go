@@ -86,6 +86,10 @@ type Config struct {
 	// into JSON. Nil means that there is none.
 	Kubernetes func() any
 
+	// IdentitySources returns how the sources of keys and trust are, for /status, as
+	// Kubernetes does. Nil means that there are none.
+	IdentitySources func() any
+
 	// Issuers are those whose tokens listeners may accept, by their names.
 	Issuers []jwt.Issuer
 

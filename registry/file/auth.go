@@ -161,6 +161,7 @@ func (d *decoder) readFiles(path string, data []byte) {
 			d.errorf(at.value("auth"), "add users, or take socks5 from its protocols", "auth has no user: a SOCKS client can't send a token, so every one would be refused")
 		}
 	}
+	all = append(all, d.readIdentityFiles(path)...)
 	all = append(all, d.readTLSFiles(path)...)
 	all = append(all, d.readIssuerFiles(path)...)
 	all = append(all, d.readHopFiles(path)...)

@@ -29,6 +29,7 @@ func (d *decoder) check(root *yaml.Node) {
 	d.checkServicePorts()
 	d.checkVIPs()
 	d.checkKubernetes()
+	d.checkIdentity()
 	d.checkLoops()
 	d.checkPolicies()
 	if l := d.cfg.Limits; l.ConnectTimeout > l.ConnectTotalTimeout {

@@ -28,7 +28,6 @@ type Config struct {
 	Cluster   string        // this cluster's id; "" if it has none
 	Mesh      registry.Mesh // the zone of its names, and the network the gateway is in
 	Networks  []registry.Network
-	Identity  *Identity // nil means that no tokens are accepted
 	Listeners []Listener
 	Admin     string // host:port of the admin server, or unix:PATH; "" means none
 	Control   bool   // adminControl: tunnels may be closed by TCP, too
@@ -42,6 +41,7 @@ type Config struct {
 	VIPs         *VIPs         // nil means that no service has an address to itself
 	DNS          *DNS          // nil means that nothing is answered by DNS
 	Kubernetes   *Kubernetes   // nil means that there is none
+	Identity     *Identity     // nil means no tokens of issuers, and no keys and trust by name
 
 	// GatewayTransport is how the gateways are asked that discovery has found; nil means
 	// without TLS.

@@ -65,6 +65,10 @@ var formats = map[string]format{
 	"upstream":         formatOf(parseDNSUpstream),
 	"user":             formatOf(parseUser),
 	"urlPath":          formatOf(parseURLPath),
+	"bundleURL":        formatOf(parseBundleURL),
+	"ownListener":      formatOf(parseOwnListener),
+	"workload":         formatOf(parseWorkload),
+	"workloadAPI":      formatOf(parseWorkloadAPI),
 	"webSocketURL":     formatOf(hopAddress(checkWebSocketURL)),
 	"zone":             formatOf(parseZone),
 }

@@ -134,6 +134,10 @@ func (c schemaComparison) value(at string, s jsonObject, f structField, field re
 			typ = typ.Elem()
 			continue
 		}
+		if more, ok := c.alternative(s, "object")["additionalProperties"].(jsonObject); ok && typ.Kind() == reflect.Map && typ.Elem().Kind() == reflect.Pointer {
+			s, typ = more, typ.Elem()
+			continue
+		}
 		if typ.Kind() != reflect.Slice {
 			break
 		}
@@ -215,7 +219,7 @@ func TestSchemaValidatesSamples(t *testing.T) {
 			t.Errorf("%s: %v", f, err)
 		}
 	}
-	for _, f := range []string{"keys", "types", "empty-values", "limits", "scalar", "no-services", "pinned-names", "admin", "service-ports", "checks", "dns-values"} {
+	for _, f := range []string{"keys", "types", "empty-values", "limits", "scalar", "no-services", "pinned-names", "admin", "service-ports", "checks", "dns-values", "identity", "identity-socket"} {
 		if err := validate("testdata/bad/" + f + ".yaml"); err == nil {
 			t.Errorf("%s.yaml is valid by the schema", f)
 		}
@@ -226,7 +230,7 @@ func TestSchemaValidatesSamples(t *testing.T) {
 func valid(root, s jsonObject, v any, at string) error {
 	for word, arg := range s {
 		switch word {
-		case "$schema", "$id", "$defs", "title", "description", "default", "items", "additionalProperties":
+		case "$schema", "$id", "$defs", "title", "description", "default", "items":
 		case "$ref":
 			name := strings.TrimPrefix(arg.(string), "#/$defs/")
 			def, ok := root["$defs"].(jsonObject)[name].(jsonObject)
@@ -270,7 +274,20 @@ func valid(root, s jsonObject, v any, at string) error {
 			if valid(root, arg.(jsonObject), v, at) == nil {
 				return fmt.Errorf("%s is %v", at, arg)
 			}
-		case "properties":
+		case "properties", "additionalProperties":
+			if word == "additionalProperties" {
+				more, ok := arg.(jsonObject)
+				m, _ := v.(jsonObject)
+				for k, e := range m {
+					if _, listed := s["properties"]; !ok || listed {
+						break
+					}
+					if err := valid(root, more, e, at+"."+k); err != nil {
+						return err
+					}
+				}
+				continue
+			}
 			m, _ := v.(jsonObject)
 			for k, e := range m {
 				p, ok := arg.(jsonObject)[k].(jsonObject)

@@ -7,11 +7,6 @@ import (
 	"strings"
 )
 
-// An Identity is how the gateway knows callers, beside their certificates and passwords.
-type Identity struct {
-	Tokens []Issuer `yaml:"tokens" what:"an issuer"`
-}
-
 // An Issuer is one whose JSON Web Tokens listeners may accept.
 type Issuer struct {
 	Issuer     string   `yaml:"issuer,required" as:"issuer"`

@@ -123,6 +123,24 @@ func runGateway(ctx context.Context, now <-chan struct{}, stderr io.Writer, o *g
 	current.use(c, k8s)
 	cfg.Sources, cfg.SourcesListen = sources, c.Listens()
 	current.configure(&cfg)
+	ids, err := newIdentities(ctx, c.Identity, log)
+	if err != nil {
+		return stateError(listenError(err))
+	}
+	defer ids.close()
+	cfg.IdentitySources = func() any {
+		if s := ids.status(); s != nil {
+			return s
+		}
+		return nil
+	}
+	ofKube := cfg.Metrics
+	cfg.Metrics = func(add addGauges) {
+		if ofKube != nil {
+			ofKube(add)
+		}
+		ids.metrics(add)
+	}
 	cfg.Loops = spareProcessor()
 	cfg.Serving = func() { notify(notifyReady) }
 	g, err := gateway.New(ctx, cfg)
@@ -130,7 +148,7 @@ func runGateway(ctx context.Context, now <-chan struct{}, stderr io.Writer, o *g
 		return stateError(listenError(dnsError(err)))
 	}
 	if followed != nil {
-		r := &reloader{o: o, log: log, output: output, kube: current}
+		r := &reloader{o: o, log: log, output: output, kube: current, ids: ids}
 		r.follow(ctx, g, followed, c, cfg)
 		defer onHangup(func() {
 			notify(notifyReloading)

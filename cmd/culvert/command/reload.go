@@ -18,6 +18,7 @@ type reloader struct {
 	o      *gatewayOptions
 	log    *slog.Logger
 	output *logOutput  // of log; nil where its level and format stay
+	ids    *identities // nil where they stay
 	asked  atomic.Bool // for a reload, by a signal
 
 	g       *gateway.Gateway
@@ -102,6 +103,11 @@ func (r *reloader) use(c *file.Config) (sources *registry.Group) {
 	r.cfg, r.dns = r.next, c.DNS
 	if r.output != nil {
 		r.output.use(r.o, c)
+	}
+	if r.ids != nil {
+		if err := r.ids.use(c.Identity); err != nil {
+			r.log.Error("cannot open the listener of the bundle endpoint; trying again", "err", err)
+		}
 	}
 	r.g.UseCertificates(expiries(c))
 	for _, warning := range c.Warnings {

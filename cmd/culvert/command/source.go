@@ -192,6 +192,9 @@ func settings(c *file.Config, cfg *gateway.Config) (err error) {
 	if err := new(jwt.Tokens).Use(cfg.Issuers); err != nil {
 		return usageError("see identity.tokens in the configuration reference", "%w", err)
 	}
+	if err := checkIdentity(c.Identity); err != nil {
+		return err
+	}
 	cfg.ServicePorts, cfg.VIPs = servicePorts(c), (*gateway.VIPs)(c.VIPs)
 	cfg.DNS, err = dnsServer(c)
 	return err

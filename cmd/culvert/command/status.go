@@ -90,7 +90,7 @@ func runStatus(ctx context.Context, w io.Writer, o *statusOptions) error {
 	if o.output == "json" {
 		err = writeJSON(w, s)
 	} else {
-		err = printStatus(w, &s.Status, all)
+		err = printStatus(w, s, all)
 	}
 	if err == nil && !s.Ready {
 		return errSilent
@@ -98,11 +98,12 @@ func runStatus(ctx context.Context, w io.Writer, o *statusOptions) error {
 	return err
 }
 
-// A runningStatus is what a running gateway says of itself, with the part that
+// A runningStatus is what a running gateway says of itself, with the parts that
 // package gateway does not know taken apart.
 type runningStatus struct {
 	gateway.Status
-	Kubernetes *kube.Status `json:"kubernetes,omitempty"`
+	Kubernetes *kube.Status    `json:"kubernetes,omitempty"`
+	Identity   *identityStatus `json:"identity,omitempty"`
 }
 
 // status asks a running gateway how it is.
@@ -122,7 +123,7 @@ func (c *adminClient) status(ctx context.Context) (*runningStatus, error) {
 }
 
 // printStatus prints s, and counts all that it knows of.
-func printStatus(w io.Writer, s *gateway.Status, all []gateway.StatusHealth) error {
+func printStatus(w io.Writer, s *runningStatus, all []gateway.StatusHealth) error {
 	var b strings.Builder
 	line := func(what, format string, args ...any) {
 		fmt.Fprintf(&b, "%-10s %s\n", what+":", printable(fmt.Sprintf(format, args...)))
@@ -203,6 +204,7 @@ func printStatus(w io.Writer, s *gateway.Status, all []gateway.StatusHealth) err
 			line("transport", "%s to gateway %s is down since %s: %s", t.Carrier, t.Gateway, t.Since.UTC().Format(time.RFC3339), t.Error)
 		}
 	}
+	printIdentity(line, s.Identity)
 	for _, c := range s.Certificates {
 		left := time.Until(c.NotAfter)
 		when := "expires in " + humanSeconds(left.Seconds())

@@ -16,7 +16,7 @@ func TestStatusOfSourceListeners(t *testing.T) {
 		{Name: "default/edge/tls", Protocol: "tls", Address: ":443", State: gateway.ListenerOpen},
 		{Name: "default/edge/dns", Protocol: "udp", Address: "udp://:53", State: gateway.ListenerFailed, Problem: "another process\nhas it"},
 	}}
-	if err := printStatus(&b, s, nil); err != nil {
+	if err := printStatus(&b, &runningStatus{Status: *s}, nil); err != nil {
 		t.Fatal(err)
 	}
 	for _, want := range []string{"listener:  :443 (tls) of default/edge/tls, open\n", "listener:  udp://:53 (udp) of default/edge/dns, failed: another process"} {
@@ -36,7 +36,7 @@ func TestStatusOfCertificates(t *testing.T) {
 		{UsedBy: "listener", File: "old.crt", NotAfter: time.Now().Add(-3*time.Hour - time.Second)},
 		{UsedBy: "via", File: "new\n.crt", NotAfter: time.Now().Add(5*time.Hour + time.Minute)},
 	}}
-	if err := printStatus(&b, s, nil); err != nil {
+	if err := printStatus(&b, &runningStatus{Status: *s}, nil); err != nil {
 		t.Fatal(err)
 	}
 	for _, want := range []string{"expiry:    old.crt of listener expired 3h00m ago, at 2", "expiry:    new\uFFFD.crt of via expires in 5h0", "Z\n"} {
@@ -53,7 +53,7 @@ func TestStatusOfTransports(t *testing.T) {
 		{Gateway: "gw.test:443", Carrier: "connect-h2", Since: time.Unix(0, 0), Error: "no\nanswer"},
 		{Gateway: "gw.test:443", Carrier: "connect", Up: true},
 	}}
-	if err := printStatus(&b, s, nil); err != nil {
+	if err := printStatus(&b, &runningStatus{Status: *s}, nil); err != nil {
 		t.Fatal(err)
 	}
 	const want = "transport: connect-h2 to gateway gw.test:443 is down since 1970-01-01T00:00:00Z: no\uFFFDanswer\n"

@@ -1,0 +1,272 @@
+//go:build !nospiffe
+
+package command
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/spiffe/go-spiffe/v2/bundle/spiffebundle"
+	"github.com/spiffe/go-spiffe/v2/bundle/x509bundle"
+	"github.com/spiffe/go-spiffe/v2/federation"
+	"github.com/spiffe/go-spiffe/v2/proto/spiffe/workload"
+	"github.com/spiffe/go-spiffe/v2/spiffeid"
+
+	"culvert.dev/identity"
+	"culvert.dev/identity/bundle"
+	"culvert.dev/identity/spiffe/spiffetest"
+	"culvert.dev/internal/testca"
+	"culvert.dev/internal/testnet"
+	"culvert.dev/registry/file"
+)
+
+const (
+	corpGateway    = "spiffe://corp.example/ns/edge/sa/gw"
+	partnerGateway = "spiffe://partner.example/ns/edge/sa/gw"
+)
+
+func newTestCA(t *testing.T, td string) *testca.CA {
+	t.Helper()
+	ca, err := testca.New(td, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ca
+}
+
+// federationRecipe returns the configuration in the guide, for a socket, a bundle endpoint
+// and a listener of this test.
+func federationRecipe(t *testing.T, socket, endpoint, listener string) string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join("..", "..", "..", "docs", "guides", "spiffe.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, block, ok := strings.Cut(string(text), "```yaml\n")
+	block, _, closed := strings.Cut(block, "```\n")
+	if !ok || !closed {
+		t.Fatal("the guide has no recipe")
+	}
+	for old, now := range map[string]string{
+		"unix:///run/spire/agent.sock":               socket,
+		"https://bundle.partner.example:8443/bundle": endpoint,
+		`":8443"`: fmt.Sprintf("%q", listener),
+	} {
+		if strings.Count(block, old) != 1 {
+			t.Fatalf("the recipe has %q %d times, want once", old, strings.Count(block, old))
+		}
+		block = strings.Replace(block, old, now, 1)
+	}
+	return block
+}
+
+// agentAnswer is that of an agent of corp.example with the gateway's SVID.
+func agentAnswer(t *testing.T, ca *testca.CA) spiffetest.Answer {
+	t.Helper()
+	return spiffetest.Answer{
+		SVIDs:   []*workload.X509SVID{spiffetest.SVID(t, ca, testca.Options{SPIFFEID: corpGateway, IPs: []net.IP{{127, 0, 0, 1}}})},
+		Bundles: map[string][]byte{"spiffe://corp.example": spiffetest.Bundle(ca)},
+	}
+}
+
+// The recipe of the guide: the own key and bundle come from the agent, the partner's from
+// go-spiffe's endpoint, and go-spiffe gets ours, while the own CA rotates. What is taken out
+// of the configuration is gone.
+func TestFederationRecipe(t *testing.T) {
+	corp, partner, partnerNext := newTestCA(t, "corp.example"), newTestCA(t, "partner.example"), newTestCA(t, "partner.example")
+	agent := spiffetest.New(t, agentAnswer(t, corp))
+	domain := spiffeid.RequireTrustDomainFromString("partner.example")
+	theirs := spiffebundle.FromX509Authorities(domain, []*x509.Certificate{partner.Root(), partnerNext.Root()})
+	handler, err := federation.NewHandler(domain, theirs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	shown, err := partner.Issue(testca.Options{SPIFFEID: partnerGateway})
+	if err != nil {
+		t.Fatal(err)
+	}
+	endpoint := httptest.NewUnstartedServer(handler)
+	endpoint.TLS = &tls.Config{Certificates: []tls.Certificate{shown.TLS}}
+	endpoint.StartTLS()
+	t.Cleanup(endpoint.Close)
+
+	dir := t.TempDir()
+	first, err := bundle.Marshal(&identity.Bundle{TrustDomain: "partner.example", Roots: []*x509.Certificate{partner.Root()}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(dir, "culvert.yaml")
+	for name, data := range map[string]string{path: federationRecipe(t, agent.Socket(), endpoint.URL, testnet.FreePort(t)), filepath.Join(dir, "partner.json"): string(first)} {
+		if err := os.WriteFile(name, []byte(data), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c, err := file.Load(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := checkIdentity(c.Identity); err != nil {
+		t.Fatal(err)
+	}
+	ids, err := newIdentities(t.Context(), c.Identity, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(ids.close)
+	eventually := func(what string, f func() bool) {
+		t.Helper()
+		testnet.Eventually(t, time.Minute, f, "%s; %v", what, statusText{ids})
+	}
+	eventually("the partner's next CA", func() bool {
+		b, err := ids.store.Trust("partner.example").Bundle()
+		return err == nil && len(b.Roots) == 2
+	})
+	eventually("it is kept", func() bool { _, err := os.Stat(filepath.Join(dir, "partner.state.json")); return err == nil })
+	url := "https://" + ids.status().ServeBundle.Address + "/bundle"
+	for range 2 {
+		eventually("go-spiffe gets our bundle", func() bool {
+			own := spiffeid.RequireTrustDomainFromString("corp.example")
+			trusted := x509bundle.FromX509Authorities(own, []*x509.Certificate{corp.Root()})
+			got, err := federation.FetchBundle(t.Context(), own, url, federation.WithSPIFFEAuth(trusted, spiffeid.RequireFromString(corpGateway)))
+			return err == nil && got.HasX509Authority(corp.Root())
+		})
+		corp = newTestCA(t, "corp.example")
+		agent.Set(agentAnswer(t, corp))
+	}
+
+	var text strings.Builder
+	line := func(what, format string, args ...any) { fmt.Fprintf(&text, what+": "+format+"\n", args...) }
+	eventually("no problem", func() bool {
+		text.Reset()
+		printIdentity(line, ids.status())
+		s := text.String()
+		return strings.Contains(s, "SVIDs "+corpGateway+"; bundles corp.example") && strings.Contains(s, "of partner.example from "+endpoint.URL) && strings.Contains(s, " ago\n") && strings.Contains(s, "served at 127.0.0.1:")
+	})
+	values := map[string]float64{}
+	ids.metrics(func(name, _ string, _ []string, read func(yield func([]string, float64))) {
+		read(func(labels []string, v float64) { values[name+" "+strings.Join(labels, " ")] = v })
+	})
+	if v, ok := values["culvert_identity_problem bundle-endpoint partner.example"]; !ok || v != 0 || len(values) != 4 {
+		t.Errorf("metrics: got %v, want 4 of which that of partner.example is 0", values)
+	}
+	var back runningStatus
+	sent, err := json.Marshal(map[string]any{"identity": ids.status()})
+	if err == nil {
+		err = json.Unmarshal(sent, &back)
+	}
+	if err != nil || back.Identity == nil || len(back.Identity.Bundles) != 1 || len(back.Identity.WorkloadAPI.SVIDs) != 1 {
+		t.Errorf("status over JSON: got %+v, %v, want one bundle and one SVID", back.Identity, err)
+	}
+
+	agent.Stop()
+	eventually("the agent is away", func() bool {
+		text.Reset()
+		printIdentity(line, ids.status())
+		return strings.Contains(text.String(), "cannot reach the agent")
+	})
+	if _, err := ids.store.Key("gateway").Certificate(); err != nil {
+		t.Errorf("key while the agent is away: got error %v, want the last", err)
+	}
+	if err := ids.use(nil); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := ids.store.Key("gateway").Certificate(); err == nil {
+		t.Error("a key that is no longer configured is still there")
+	}
+	if conn, err := net.Dial("tcp", strings.TrimSuffix(strings.TrimPrefix(url, "https://"), "/bundle")); err == nil {
+		_ = conn.Close()
+		t.Error("the bundle endpoint is open though it is no longer configured")
+	}
+}
+
+type statusText struct{ *identities }
+
+func (s statusText) String() string {
+	b, _ := json.Marshal(s.status())
+	return string(b)
+}
+
+// Keys and CAs of files change with the files, and those that have not changed keep their
+// generation.
+func TestIdentityFiles(t *testing.T) {
+	ca := newTestCA(t, "corp.example")
+	pair := func() file.KeyPair {
+		p, err := ca.Issue(testca.Options{SPIFFEID: corpGateway})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return file.KeyPair{Certificate: string(p.CertPEM), Key: file.Hash(p.KeyPEM)}
+	}
+	c := func(k file.KeyPair, cas string) *file.Identity {
+		return &file.Identity{
+			Keys:  file.IdentityKeys{"edge": {CertificateFile: "a", KeyFile: "b", Pair: k}},
+			Trust: file.Trusts{"corp.example": {CAFile: "c", CAs: cas}},
+		}
+	}
+	one := pair()
+	ids, err := newIdentities(t.Context(), c(one, string(ca.CertPEM)), slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(ids.close)
+	key, trust := ids.store.Key("edge"), ids.store.Trust("corp.example")
+	if b, err := trust.Bundle(); err != nil || b.TrustDomain != "corp.example" || len(b.Roots) != 1 {
+		t.Errorf("bundle: got %v, %v, want the CA of the file", b, err)
+	}
+	if err := ids.use(c(pair(), string(ca.CertPEM))); err != nil {
+		t.Fatal(err)
+	}
+	if key.Generation() != 2 || trust.Generation() != 1 {
+		t.Errorf("generations after a change of the key: got %d and %d, want 2 and 1", key.Generation(), trust.Generation())
+	}
+	if ids.status() != nil {
+		t.Error("status of files alone: want none")
+	}
+}
+
+// A listener that can't be opened is an error at the start, and later a problem in the
+// status.
+func TestServeBundleListener(t *testing.T) {
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer taken.Close()
+	c := &file.Identity{ServeBundle: &file.ServeBundle{Listener: taken.Addr().String(), Path: "/b", Trust: "corp.example", Key: "edge"}}
+	if _, err := newIdentities(t.Context(), c, slog.New(slog.DiscardHandler)); err == nil {
+		t.Fatal("with a port that is taken: no error")
+	}
+	ids, err := newIdentities(t.Context(), nil, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(ids.close)
+	if err := ids.use(c); err == nil || ids.status().ServeBundle.Problem == "" {
+		t.Errorf("with a port that is taken: got %v, status %v, want an error and a problem", err, statusText{ids})
+	}
+}
+
+// What the loader cannot know is found by "config check".
+func TestCheckIdentity(t *testing.T) {
+	for want, c := range map[string]*file.Identity{
+		"":                            nil,
+		"bundleFile of trust \"x.y\"": {Trust: file.Trusts{"x.y": {Bundle: "https://x.y/", First: []byte("{}")}}},
+		"SPIFFE id":                   {Trust: file.Trusts{"x.y": {Bundle: "https://x.y/", EndpointID: "x"}}},
+		"identity.spiffe":             {SPIFFE: &file.SPIFFE{Socket: "x"}},
+	} {
+		err := checkIdentity(c)
+		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+			t.Errorf("got error %v, want %q", err, want)
+		}
+	}
+}
