@@ -44,9 +44,9 @@ build: ## bin/culvert
 
 .PHONY: test
 test: peers ## every test; installs the real peers first
-	@# Tests wait more than they compute: three packages keep two processors busy.
-	$(GO) test -race -shuffle=on -p 3 -timeout 15m ./...
-	$(GO) test -tags copyrelay -race -shuffle=on ./tunnel/... ./sni ./connect ./internal/termination ./internal/gateway
+	@# Tests wait more than they compute: four packages keep two processors busy.
+	@$(GO) test -tags copyrelay -race -shuffle=on -p 1 -timeout 20m ./tunnel/... ./sni ./connect ./internal/termination ./internal/gateway & copy=$$!; \
+	$(GO) test -race -shuffle=on -p 3 -timeout 15m ./...; status=$$?; wait $$copy || status=1; exit $$status
 	$(MAKE) test-integration
 	@if [ "$$(id -u)" = 0 ]; then $(MAKE) test-cluster; else echo "not root: the tests in clusters" >>$(CULVERT_LEFT_OUT); fi
 	@$(MAKE) -s left-out
@@ -60,8 +60,16 @@ test-unit: ## the tests that need nothing but Go
 	$(GO) test -tags unit -race -shuffle=on -p 3 -timeout 15m ./...
 
 .PHONY: test-integration
-test-integration: build ## the tests against real peers, and of the examples
-	@# The suite of reliability runs over both of the relay's paths.
+test-integration: ## the tests against real peers, and of the examples, over both of the relay's paths
+	$(MAKE) test-peers
+	$(MAKE) test-copyrelay
+
+.PHONY: test-copyrelay
+test-copyrelay: build ## the tests of reliability, over the relay that copies
+	cd integration && $(GO) test -tags copyrelay -race -shuffle=on -timeout 20m ./reliability
+
+.PHONY: test-peers
+test-peers: build ## the tests against real peers, and of the examples, over the relay of the system
 	@# The tests of dead peers and of networks wait for a minute, on each of the relay's paths, and do nothing: they run beside the others.
 	@netns=; if [ "$$(id -u)" = 0 ]; then \
 	  $(GO) test -tags netns ./internal/testnet/netns || exit 1; \
@@ -69,8 +77,7 @@ test-integration: build ## the tests against real peers, and of the examples
 	  (cd integration && for tags in netns netns,copyrelay; do \
 	    $(GO) test -tags $$tags -run '^(TestDeadPeers|TestNetworkFaults|TestBadNetwork)$$' ./reliability || exit 1; done) & netns=$$!; \
 	else echo "not root: the tests in network namespaces" >>$(CULVERT_LEFT_OUT); fi; \
-	(cd integration/deploy && $(GO) test -shuffle=on -timeout 20m ./... && cd .. && $(GO) test -race -shuffle=on -timeout 20m ./... && \
-	  $(GO) test -tags copyrelay -race -shuffle=on -timeout 20m ./reliability); status=$$?; \
+	(cd integration/deploy && $(GO) test -shuffle=on -timeout 20m ./... && cd .. && $(GO) test -race -shuffle=on -timeout 20m ./...); status=$$?; \
 	[ -z "$$netns" ] || wait $$netns || status=1; exit $$status
 
 # Flags of the suite, as in: make conformance CONFORMANCEFLAGS="-run-test TLSRouteSimpleSameNamespace"
