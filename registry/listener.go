@@ -50,13 +50,15 @@ type ListenerSettings struct {
 	// where there is no Auth, and may come and go with it.
 	ImpliedSNI bool
 
-	RefuseSilently bool             // TLS and QUIC clients are cut off without an alert
-	TLS            []ListenerTLS    // that ends here, each for its names; empty means that none does
-	RequireTLS     bool             // what clients send that did not come by TLS must begin as TLS
-	Auth           *Auth            // of clients that have credentials; nil asks for none
-	ProxyProtocol  []netip.Prefix   // proxies that begin each connection with a PROXY header, alone may connect; empty for none
-	WebSocket      WebSocketOptions // of the protocol "websocket"
-	DeferIdentity  bool             // callers without an identity are left to the service: see tunnel.Request
+	RefuseSilently    bool          // TLS and QUIC clients are cut off without an alert
+	TLS               []ListenerTLS // that ends here, each for its names; empty means that none does
+	EndWithCredential bool          // tunnels end when the credential does that they were opened with
+
+	RequireTLS    bool             // what clients send that did not come by TLS must begin as TLS
+	Auth          *Auth            // of clients that have credentials; nil asks for none
+	ProxyProtocol []netip.Prefix   // proxies that begin each connection with a PROXY header, alone may connect; empty for none
+	WebSocket     WebSocketOptions // of the protocol "websocket"
+	DeferIdentity bool             // callers without an identity are left to the service: see tunnel.Request
 }
 
 // ListenerTLS says how a listener ends TLS or QUIC for some names, and what is inside.

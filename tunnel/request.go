@@ -111,6 +111,7 @@ type AuthInfo struct {
 	// Claims are those of a token that the configuration asks for, each with its values.
 	Claims map[string][]string
 
+	Issuer  string    // of a token, as the configuration calls it; "" for other credentials
 	Expires time.Time // when the credential does; zero where it does not
 
 	// Actor is the nearer peer: the gateway that stated this identity, or who the

@@ -384,7 +384,7 @@ func (i *issuer) peer(t *token) (tunnel.Peer, *Refusal) {
 		}
 		info.Claims[name] = all
 	}
-	info.Expires = t.expires
+	info.Issuer, info.Expires = i.called, t.expires.Add(skew) // until then it is accepted
 	p.Auth = info
 	return p, nil
 }

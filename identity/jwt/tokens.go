@@ -266,7 +266,7 @@ func (t *Tokens) verify(ctx context.Context, issuers []*issuer, field, compact s
 		}
 		t.countError(i.called, err)
 		if err == nil {
-			t.remember(&cachedToken{sum: sum, size: len(compact), issuer: i, keys: keys, binding: bound, peer: p, until: p.Auth.Expires.Add(skew)})
+			t.remember(&cachedToken{sum: sum, size: len(compact), issuer: i, keys: keys, binding: bound, peer: p, until: p.Auth.Expires})
 			return p, nil
 		}
 		refused = err

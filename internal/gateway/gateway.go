@@ -92,6 +92,8 @@ type Gateway struct {
 	expiry    *expiryWatch
 	tokens    *jwt.Tokens
 
+	credentials *credentialWatch
+
 	policyUses policyUses
 
 	reconfiguring sync.Mutex // held by Reconfigure, which sets what follows
@@ -126,9 +128,11 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 	if err := g.tokens.Use(cfg.Issuers); err != nil {
 		return nil, err
 	}
+	g.credentials = newCredentialWatch(g)
 	builder := &inbound.Builder{
-		Tokens:     g.tokens,
-		CurrentVia: g.via, Table: func() *registry.Table { return g.registry.Table() },
+		CredentialGone: g.credentials.add,
+		Tokens:         g.tokens,
+		CurrentVia:     g.via, Table: func() *registry.Table { return g.registry.Table() },
 		Limits: g.currentLimits.Load, Budget: budget, Observe: observe, Log: g.log,
 		UDP: &udp.Dialer{Guard: guard, DontFragment: true}, DroppedDatagrams: &g.droppedDatagrams, // RFC 9298 section 5
 	}
@@ -289,6 +293,7 @@ func (g *Gateway) Run(ctx context.Context, now <-chan struct{}) error {
 	run(func() error { return g.memory.run(work) })
 	run(func() error { return g.expiry.run(work) })
 	run(func() error { g.tokens.Run(work); return nil })
+	run(func() error { return g.credentials.run(work) })
 	g.adminPort.run, g.dns.run = run, run
 	g.adminPort.serveAll(work)
 	run(func() error { return g.adminPort.watchSockets(work) })

@@ -216,6 +216,10 @@ func (d *decoder) checkListeners() {
 			}
 		}
 		d.checkTLS(l, at)
+		asks := at.value("auth") != nil || slices.ContainsFunc(tlsItems(at), func(m mapping) bool { return m.value("clientCAFile") != nil })
+		if l.EndWithCredential && !asks {
+			d.errorf(at.value("endWithCredential"), "add auth, or clientCAFile to tls", "endWithCredential has no effect: the listener asks for no credentials")
+		}
 		if l.RequireTLS && l.UDP() {
 			d.errorf(at.value("requireTLS"), "leave it out", "requireTLS is for TCP, and this listener is of UDP: QUIC is always encrypted, and nothing is read of other datagrams")
 		}

@@ -74,12 +74,14 @@ type Listener struct {
 	// Auth without sni, with TLS none, and for UDP quic.
 	Protocols []string `yaml:"protocols" what:"a protocol" oneof:"sni connect connect-h2 socks5 websocket proxy quic postgres" unique:"protocol" empty:"leave the key out for sni and connect"`
 
-	TLS        []TLS     `yaml:"tls,single" what:"tls" empty:"leave the key out where no TLS ends"` // that ends here, by names; empty means that none does
-	RequireTLS bool      `yaml:"requireTLS"`                                                        // what clients send that did not come by TLS must begin as TLS
-	Refusal    string    `yaml:"refusal" oneof:"alert close" default:"alert"`                       // of a TLS client
-	Auth       *Auth     `yaml:"auth"`                                                              // of a CONNECT, SOCKS or WebSocket client; nil means none is asked for
-	Proxy      *Proxy    `yaml:"proxyProtocol"`                                                     // what is in front; nil means nothing that speaks the PROXY protocol
-	WebSocket  WebSocket `yaml:"websocket"`                                                         // of the protocol
+	TLS               []TLS `yaml:"tls,single" what:"tls" empty:"leave the key out where no TLS ends"` // that ends here, by names; empty means that none does
+	EndWithCredential bool  `yaml:"endWithCredential"`                                                 // tunnels end when the credential does that they were opened with
+
+	RequireTLS bool      `yaml:"requireTLS"`                                  // what clients send that did not come by TLS must begin as TLS
+	Refusal    string    `yaml:"refusal" oneof:"alert close" default:"alert"` // of a TLS client
+	Auth       *Auth     `yaml:"auth"`                                        // of a CONNECT, SOCKS or WebSocket client; nil means none is asked for
+	Proxy      *Proxy    `yaml:"proxyProtocol"`                               // what is in front; nil means nothing that speaks the PROXY protocol
+	WebSocket  WebSocket `yaml:"websocket"`                                   // of the protocol
 
 	// UnidentifiedCallers says what conditions of policies on identities are to callers
 	// that have none: with "deny" and by default they deny, and with "defer" they are left

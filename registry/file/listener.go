@@ -27,7 +27,7 @@ func tableListeners(all []Listener) []*registry.Listener {
 // forTable returns l as the table has it.
 func (l *Listener) forTable() *registry.Listener {
 	s := &registry.ListenerSettings{
-		Service: l.Service, Port: l.Port, Protocols: l.Outer(), RefuseSilently: l.Refusal == "close", RequireTLS: l.RequireTLS,
+		Service: l.Service, Port: l.Port, Protocols: l.Outer(), RefuseSilently: l.Refusal == "close", RequireTLS: l.RequireTLS, EndWithCredential: l.EndWithCredential,
 		WebSocket: registry.WebSocketOptions(l.WebSocket), DeferIdentity: l.UnidentifiedCallers == "defer",
 	}
 	if len(l.Protocols) == 0 && len(l.TLS) == 0 && !l.UDP() {

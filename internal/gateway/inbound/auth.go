@@ -57,6 +57,7 @@ const (
 type verifier struct {
 	checks *checkQueue
 	issued *jwt.Tokens
+	gone   func(method, id string) // is told by use of what is not accepted any more; may be nil
 	known  atomic.Pointer[credentials]
 	key    [32]byte
 
@@ -131,6 +132,9 @@ func (v *verifier) use(a *registry.Auth) (change credentialChange, err error) {
 		if _, ok := a.Users[name]; !ok {
 			change.usersRemoved++
 		}
+		if a.Users[name] != before.auth.Users[name] {
+			v.tell("basic", name)
+		}
 	}
 	for digest, name := range a.Tokens {
 		if before.auth.Tokens[digest] != name {
@@ -140,10 +144,35 @@ func (v *verifier) use(a *registry.Auth) (change credentialChange, err error) {
 	for digest, name := range before.auth.Tokens {
 		if a.Tokens[digest] != name {
 			change.tokensRemoved++
+			v.tell("bearer", name)
+		}
+	}
+	for _, issuer := range before.auth.Issuers {
+		if !slices.Contains(a.Issuers, issuer) {
+			v.tell("jwt", issuer)
 		}
 	}
 	change.issuersAdded, change.issuersRemoved = missing(before.auth.Issuers, a.Issuers), missing(a.Issuers, before.auth.Issuers)
 	return change, nil
+}
+
+// A Credential is one that a listener accepts, or all of an issuer: by the method of its
+// Peers, and their ID or issuer.
+type Credential struct{ Listener, Method, ID string }
+
+// CredentialOf returns that of a client of a listener.
+func CredentialOf(listener string, p *tunnel.Peer) Credential {
+	if p.Method == "jwt" && p.Auth != nil {
+		return Credential{listener, p.Method, p.Auth.Issuer}
+	}
+	return Credential{listener, p.Method, p.ID}
+}
+
+// tell tells of a credential that is not accepted any more.
+func (v *verifier) tell(method, id string) {
+	if v.gone != nil {
+		v.gone(method, id)
+	}
 }
 
 // missing returns how many of all are not in list.

@@ -34,6 +34,10 @@ type Builder struct {
 
 	Tokens *jwt.Tokens // of the issuers that listeners may accept; nil means none
 
+	// CredentialGone is told of each that a listener with EndWithCredential no longer
+	// accepts. May be nil.
+	CredentialGone func(Credential)
+
 	Log *slog.Logger // nil discards
 
 	once   sync.Once
@@ -170,6 +174,10 @@ func (o *Listener) makeSettings(next, before *config) (err error) {
 		next.serving = &tunnel.ListenerConfig{Name: next.Name, Protocols: ps, ConnHeader: connHeader(s), RequireTLS: s.RequireTLS}
 		next.tls = term
 	}
+	o.verifier.gone = nil
+	if s.EndWithCredential && o.builder.CredentialGone != nil {
+		o.verifier.gone = func(method, id string) { o.builder.CredentialGone(Credential{next.Name, method, id}) }
+	}
 	change, failed := o.verifier.use(s.Auth)
 	if failed != nil {
 		next.serving, next.datagrams = nil, nil
@@ -182,7 +190,7 @@ func (o *Listener) makeSettings(next, before *config) (err error) {
 // fixed returns s without what changes in place.
 func fixed(s *registry.ListenerSettings) registry.ListenerSettings {
 	out := *s
-	out.Auth, out.TLS = nil, nil
+	out.Auth, out.TLS, out.EndWithCredential = nil, nil, false
 	for i := range s.TLS {
 		// Those of UDP have the same protocols.
 		if t := &s.TLS[i]; !plain(t) && (i == 0 || !slices.Contains(t.Protocols, "connect-h3")) {
