@@ -66,6 +66,7 @@ tells them apart.`,
   culvert probe db.example.com:5432 --via 192.0.2.1:15008 --mode hbone --cert me.pem --key me.key --ca ca.pem --peer spiffe://example.com --no-tls
   culvert probe www.example.com --via gateway.example.com:443 --mode quic
   culvert probe dns.example.com --via 192.0.2.1:53 --mode udp --send '\x00\x01\x01\x00\x00\x01\x00\x00\x00\x00\x00\x00\x00\x00\x02\x00\x01'
+  culvert probe dns.example.com:53 --via gateway.example.com:443 --mode connect-udp --token secret --send ping
   culvert probe orders.example.com --via 192.0.2.1:443 --cert me.pem --key me.key --ca ca.pem -o json`,
 		Args: args(1, "one NAME[:PORT]"),
 		RunE: func(cmd *cobra.Command, a []string) error {
@@ -74,17 +75,17 @@ tells them apart.`,
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&o.via, "via", "", "address of the gateway, HOST:PORT; for TLS https://HOST:PORT with --mode connect or connect-h2, and wss://HOST[:PORT][/PATH/] with --mode websocket or websocket-h2")
+	f.StringVar(&o.via, "via", "", "address of the gateway, HOST:PORT; for TLS https://HOST:PORT with --mode connect or connect-h2, for HTTP/2 in place of HTTP/3 https://HOST:PORT with --mode connect-udp, and wss://HOST[:PORT][/PATH/] with --mode websocket or websocket-h2")
 	f.StringVar(&o.mode, "mode", "sni", "how to ask: "+oneOf(probeModes))
 	f.StringVar(&o.cert, "cert", "", "file with the client's certificate chain, PEM, for the service and for a gateway that terminates TLS")
 	f.StringVar(&o.key, "key", "", "file with its private key, PEM")
 	f.StringVar(&o.ca, "ca", "", "file with CA certificates for services and gateways, PEM (default: the system's)")
-	f.StringVar(&o.user, "user", "", "NAME:PASSWORD for the gateway, --mode connect, connect-h2, connect-h3, socks5, websocket or websocket-h2")
-	f.StringVar(&o.token, "token", "", "bearer token for the gateway, --mode connect, connect-h2, connect-h3, websocket or websocket-h2")
+	f.StringVar(&o.user, "user", "", "NAME:PASSWORD for the gateway, --mode connect, connect-h2, connect-h3, connect-udp, socks5, websocket or websocket-h2")
+	f.StringVar(&o.token, "token", "", "bearer token for the gateway, --mode connect, connect-h2, connect-h3, connect-udp, websocket or websocket-h2")
 	f.StringSliceVar(&o.peers, "peer", nil, "with --mode hbone: accepted SPIFFE IDs of the gateway, or spiffe://DOMAIN (default: its certificate has its name)")
 	f.StringSliceVar(&o.behind, "behind", nil, "with --mode hbone, double HBONE: accepted SPIFFE IDs of the inner server, or spiffe://DOMAIN")
 	f.StringSliceVar(&o.alpn, "alpn", nil, "application protocols to offer to the service (default with --mode quic: h3)")
-	f.StringVar(&o.send, "send", "", "with --mode udp: datagram to send, which the service answers; text, with \\x00 for bytes")
+	f.StringVar(&o.send, "send", "", "with --mode udp or connect-udp: datagram to send, which the service answers; text, with \\x00 for bytes")
 	f.BoolVar(&o.noTLS, "no-tls", false, "the service does not speak TLS: stop when the tunnel stands, any --mode but sni and quic")
 	f.BoolVar(&o.insecure, "insecure", false, "report a certificate that cannot be verified, instead of failing")
 	f.DurationVar(&o.timeout, "timeout", 10*time.Second, "time limit of the whole probe")
@@ -174,17 +175,23 @@ func newProber(o *probeOptions) (*prober, error) {
 	if len(o.behind) > 0 && o.mode != "hbone" {
 		return nil, usageError("use --mode hbone", "--behind has no effect with --mode %s", o.mode)
 	}
-	if o.send != "" && o.mode != "udp" {
-		return nil, usageError("use --mode udp", "--send has no effect with --mode %s", o.mode)
+	if o.send != "" && o.mode != "udp" && o.mode != "connect-udp" {
+		return nil, usageError("use --mode udp or connect-udp", "--send has no effect with --mode %s", o.mode)
 	}
 	switch o.mode {
 	case "sni", "quic":
 		if o.user != "" || o.token != "" || o.noTLS {
 			return nil, usageError("use --mode connect or socks5", "--user, --token and --no-tls have no effect with --mode %s", o.mode)
 		}
-	case "udp":
+	case "udp", "connect-udp":
 		if p.send, err = unescape(o.send); err != nil || len(p.send) == 0 {
-			return nil, usageError("give --send TEXT, with \\x00 for bytes", "--mode udp needs a datagram that the service answers, and %q cannot be parsed as one", o.send)
+			return nil, usageError("give --send TEXT, with \\x00 for bytes", "--mode %s needs a datagram that the service answers, and %q cannot be parsed as one", o.mode, o.send)
+		}
+		if o.mode == "connect-udp" {
+			if p.port == 0 {
+				return nil, usageError("write NAME:PORT", "--mode connect-udp asks the gateway for a port, and %q has none", o.target)
+			}
+			break
 		}
 		fallthrough
 	case "tcp", "proxy":
@@ -259,6 +266,8 @@ func (p *prober) run(ctx context.Context) error {
 		return p.quic(ctx)
 	case "udp":
 		return p.udp(ctx)
+	case "connect-udp":
+		return p.connectUDP(ctx)
 	}
 	var conn net.Conn
 	if d := p.dialer(); d != nil {
@@ -308,7 +317,8 @@ func (p *prober) run(ctx context.Context) error {
 
 // gateway returns the address of the gateway, without the scheme that says TLS.
 func (p *prober) gateway() string {
-	if p.o.mode == "connect" || p.o.mode == "connect-h2" || p.o.mode == "connect-h3" {
+	switch p.o.mode {
+	case "connect", "connect-h2", "connect-h3", "connect-udp":
 		return strings.TrimPrefix(p.o.via, "https://")
 	}
 	return p.o.via
@@ -316,7 +326,7 @@ func (p *prober) gateway() string {
 
 // secure is what the gateway's own TLS is spoken with; nil for none.
 func (p *prober) secure() *tls.Config {
-	if p.o.mode != "hbone" && p.o.mode != "connect-h3" && p.gateway() == p.o.via {
+	if p.o.mode != "hbone" && p.o.mode != "connect-h3" && p.o.mode != "connect-udp" && p.gateway() == p.o.via {
 		return nil
 	}
 	return &tls.Config{RootCAs: p.roots, Certificates: p.tls.Certificates}

@@ -5,14 +5,19 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"strconv"
 	"time"
 	"unicode/utf8"
 
+	"culvert.dev/connect"
+	"culvert.dev/connect/connectudp"
+	"culvert.dev/connect/h2"
 	"culvert.dev/connect/h3"
 	"culvert.dev/sni"
+	"culvert.dev/tunnel"
 )
 
 // quic shakes hands with a service by QUIC, which a gateway passes on by the
@@ -76,7 +81,7 @@ func (p *prober) udp(ctx context.Context) error {
 		return err
 	}
 	defer conn.Close()
-	err := p.step("service", func() (string, error) {
+	err := p.step(serviceStep, func() (string, error) {
 		said := make([]byte, 1<<16)
 		for {
 			if _, err := conn.Write(p.send); err != nil {
@@ -90,7 +95,7 @@ func (p *prober) udp(ctx context.Context) error {
 			n, err := conn.Read(said)
 			switch {
 			case err == nil:
-				return fmt.Sprintf("it answers with %d bytes: %q", n, said[:min(n, 64)]), nil
+				return describeAnswer(said[:n]), nil
 			case !errors.Is(err, os.ErrDeadlineExceeded):
 				return "", err
 			case ctx.Err() != nil:
@@ -105,6 +110,97 @@ func (p *prober) udp(ctx context.Context) error {
 		}
 	}
 	return err
+}
+
+const serviceStep = "service"
+
+// describeAnswer says what a service has answered.
+func describeAnswer(b []byte) string {
+	return fmt.Sprintf("it answers with %d bytes: %q", len(b), b[:min(len(b), 64)])
+}
+
+// A datagramAsker asks a gateway by extended CONNECT: an h2.Dialer or an h3.Dialer.
+type datagramAsker interface {
+	io.Closer
+	Open(ctx context.Context, list *connect.HeaderList) (_ net.Conn, answer connect.Fields, err error)
+}
+
+// connectUDP asks the gateway for datagrams to a service, says something, and waits for
+// what the service says.
+func (p *prober) connectUDP(ctx context.Context) error {
+	var asker datagramAsker = &h3.Dialer{Proxy: p.gateway(), TLS: p.secure(), Authorization: p.credentials()}
+	step := "udp + connect-udp"
+	if p.gateway() != p.o.via {
+		asker, step = &h2.Dialer{Proxy: p.gateway(), TLS: p.secure(), Authorization: p.credentials()}, "tcp + connect-udp"
+	}
+	defer asker.Close()
+	var conn tunnel.DatagramConn
+	if err := p.step(step, func() (string, error) {
+		c, err := (&connectudp.Dialer{Proxy: p.gateway(), Open: asker.Open}).DialContext(ctx, "udp", net.JoinHostPort(p.tls.ServerName, strconv.Itoa(p.port)))
+		if err != nil {
+			return "", err
+		}
+		conn = c.(tunnel.DatagramConn)
+		return fmt.Sprintf("the gateway accepted: %d bytes go there", len(p.send)), nil
+	}); err != nil {
+		p.refusedByProxy(err)
+		return err
+	}
+	err := p.step(serviceStep, func() (string, error) { return p.askDatagrams(ctx, conn) })
+	if err != nil {
+		p.report.Refusal = &probeRefusal{
+			Answer: err.Error(),
+			Hint:   "the gateway takes datagrams for the service, which may be down, or may not answer one that it cannot parse",
+		}
+	}
+	return err
+}
+
+// askDatagrams sends what the service is asked, again where that may be lost, and returns
+// what comes. It closes conn.
+func (p *prober) askDatagrams(ctx context.Context, conn tunnel.DatagramConn) (string, error) {
+	answers, ended := make(chan string, 1), make(chan error, 1)
+	go func() {
+		var err error
+		defer func() {
+			if v := recover(); v != nil {
+				err = tunnel.Caught(v)
+			}
+			ended <- err
+		}()
+		err = conn.ReceiveDatagrams(func(b []byte) {
+			select {
+			case answers <- describeAnswer(b):
+			default:
+			}
+		})
+	}()
+	defer func() {
+		_ = conn.Close()
+		<-ended
+	}()
+	retry := time.NewTicker(again)
+	defer retry.Stop()
+	for {
+		if err := conn.SendDatagram(p.send); err != nil {
+			return "", err
+		}
+		select {
+		case answer := <-answers:
+			return answer, nil
+		case err := <-ended:
+			ended <- err // for the end
+			select {
+			case answer := <-answers:
+				return answer, nil
+			default:
+				return "", fmt.Errorf("the gateway ended the tunnel: %w", err)
+			}
+		case <-ctx.Done():
+			return "", errors.New("no answer")
+		case <-retry.C:
+		}
+	}
 }
 
 // unescape reads what is to be sent: text, with the escapes of Go.

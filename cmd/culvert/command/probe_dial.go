@@ -23,7 +23,7 @@ import (
 )
 
 // probeModes are the ways to ask a gateway.
-var probeModes = []string{"sni", "connect", "connect-h2", "connect-h3", "hbone", "socks5", "websocket", "websocket-h2", "proxy", "tcp", "quic", "udp"}
+var probeModes = []string{"sni", "connect", "connect-h2", "connect-h3", "hbone", "socks5", "websocket", "websocket-h2", "proxy", "tcp", "quic", "udp", "connect-udp"}
 
 // dialer returns the client of the gateway's protocol; nil for one that needs
 // none.
@@ -87,7 +87,7 @@ const firstWords = time.Second
 // listen waits for what the service says first, where the gateway says nothing:
 // there is no other sign that it was reached.
 func (p *prober) listen(ctx context.Context, conn net.Conn) error {
-	err := p.step("service", func() (string, error) {
+	err := p.step(serviceStep, func() (string, error) {
 		deadline := time.Now().Add(firstWords)
 		if d, ok := ctx.Deadline(); ok && d.Before(deadline) {
 			deadline = d
