@@ -198,6 +198,11 @@ func (k *slot) lend(l *lease) {
 		return
 	}
 	k.lent, l.conn = true, k.client // with its reference
+	if l.client != k.client {
+		// Both descriptors are the principal's: two accounts would have two shares.
+		k.client.addDescriptors(-1)
+		l.client.addDescriptors(1)
+	}
 }
 
 // release gives everything back. multiplexed says that the tunnel's way to the
@@ -209,16 +214,18 @@ func (l *lease) release(multiplexed bool) {
 		return
 	}
 	c.AddTunnels(-1)
+	descriptors := int64(0)
 	if !multiplexed {
-		c.addDescriptors(-1)
+		descriptors++
 	}
+	if conn := l.conn; conn != nil {
+		descriptors++
+		conn.AddOpen(-1)
+		conn.budget.Give(1)
+		conn.Release()
+	}
+	c.addDescriptors(-descriptors)
 	c.Release()
-	if c := l.conn; c != nil {
-		c.AddOpen(-1)
-		c.addDescriptors(-1)
-		c.budget.Give(1)
-		c.Release()
-	}
 }
 
 // leave gives up the place of a connection whose goroutine is done with it,
