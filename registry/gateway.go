@@ -63,7 +63,7 @@ func (h *Hop) IsCarrier() bool {
 	case "connect", "connect-h2", "connect-h3", "websocket", "socks5":
 		return true
 	case "hbone":
-		return h.Certificate != ""
+		return h.Certificate != "" || h.KeyName != ""
 	}
 	return false
 }

@@ -3,6 +3,7 @@ package registry
 import (
 	"maps"
 	"net/netip"
+	"slices"
 	"time"
 
 	"culvert.dev/tunnel"
@@ -123,14 +124,19 @@ type Section struct {
 
 // TLSTermination says how TLS ends here, and what is asked of its clients.
 type TLSTermination struct {
-	Certificates []KeyPair // at least one; the one with the name asked for is shown, or the first
-	MinVersion   uint16    // as in crypto/tls; 0 means TLS 1.3 for Settings, and TLS 1.2 for Sections
+	// Keys name keys of the gateway's identity.Store. Certificates are in place of or beside
+	// them. There is at least one; the one with the name asked for is shown, or the first.
+	Keys         []string `json:",omitempty"`
+	Certificates []KeyPair
+	MinVersion   uint16 // as in crypto/tls; 0 means TLS 1.3 for Settings, and TLS 1.2 for Sections
 
 	// ClientCAs has the PEM certificates to verify clients by, whatever identity these
 	// have. Trust has them by the trust domain of the SPIFFE id that clients must have.
-	// At most one of the two is set; with neither, no client is asked for a certificate.
-	ClientCAs string
-	Trust     map[string]string
+	// At most one of the two is set; with none, no client is asked for a certificate.
+	// TrustNames name bundles of the gateway's identity.Store, in place of both.
+	ClientCAs  string
+	Trust      map[string]string
+	TrustNames []string `json:",omitempty"`
 
 	ClientCertOptional   bool // clients may come without a certificate, and then have no identity
 	ClientCertUnverified bool // and with one that can't be verified
@@ -139,7 +145,7 @@ type TLSTermination struct {
 // ClientCertificates says what is asked of clients: "required", "optional" or "ignored".
 func (t *TLSTermination) ClientCertificates() string {
 	switch {
-	case t.ClientCAs == "" && len(t.Trust) == 0:
+	case t.ClientCAs == "" && len(t.Trust) == 0 && len(t.TrustNames) == 0:
 		return "ignored"
 	case t.ClientCertOptional || t.ClientCertUnverified:
 		return "optional"
@@ -152,7 +158,7 @@ func (t *TLSTermination) requiresClientCert() bool { return t.ClientCertificates
 
 // sameClients reports whether t and o verify the certificates of clients by the same.
 func (t *TLSTermination) sameClients(o *TLSTermination) bool {
-	return t.ClientCAs == o.ClientCAs && maps.Equal(t.Trust, o.Trust)
+	return t.ClientCAs == o.ClientCAs && maps.Equal(t.Trust, o.Trust) && slices.Equal(t.TrustNames, o.TrustNames)
 }
 
 // A KeyPair is a certificate with its chain, and its key, in PEM.
@@ -191,6 +197,12 @@ type BackendTLS struct {
 	SANs        []string // one of which the certificate must have: DNS names, addresses, or URIs if they have a "://"
 	Certificate string   // PEM, to show there; "" for none
 	Key         Secret   `json:"-"` // PEM, of Certificate
+
+	// KeyName and TrustNames name a key and bundles of the gateway's identity.Store, in
+	// place of Certificate and Roots. The names are in the table, and what they stand for
+	// is not: it may change at any time.
+	KeyName    string   `json:",omitempty"`
+	TrustNames []string `json:",omitempty"`
 
 	MinVersion   uint16   `json:",omitzero"` // as in crypto/tls; 0 means TLS 1.2, which is the least
 	MaxVersion   uint16   `json:",omitzero"` // 0 means TLS 1.3

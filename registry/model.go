@@ -268,6 +268,11 @@ type Hop struct {
 	Certificate string // PEM, to show there; "" for none
 	Key         Secret `json:"-"` // PEM, of Certificate
 
+	// KeyName and TrustNames name a key and bundles of the gateway's identity.Store, in
+	// place of Certificate, and of Roots and Trust.
+	KeyName    string   `json:",omitempty"`
+	TrustNames []string `json:",omitempty"`
+
 	// Peers are the SPIFFE ids that the gateway may have, or "spiffe://domain" for
 	// any of a trust domain; empty means that its certificate must have its name.
 	// InnerPeers has the identities that may be behind it, in double HBONE; if it is
@@ -305,7 +310,7 @@ func (h *Hop) security(hasTLS bool) tunnel.Security {
 	switch {
 	case !hasTLS:
 		return tunnel.Plain
-	case h.Certificate == "" && h.Token == "" && h.User == "":
+	case h.Certificate == "" && h.KeyName == "" && h.Token == "" && h.User == "":
 		return tunnel.ServerVerified
 	}
 	return tunnel.Mutual

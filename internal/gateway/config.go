@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"time"
 
+	"culvert.dev/identity"
 	"culvert.dev/identity/jwt"
 	"culvert.dev/internal/gateway/inbound"
 	"culvert.dev/registry"
@@ -95,6 +96,10 @@ type Config struct {
 
 	// ReadFile reads the token files of Issuers; nil means that there are none.
 	ReadFile func(name string) ([]byte, error)
+
+	// Identity has the keys and the trust that listeners, hops and backend TLS name. Nil
+	// means that there are none.
+	Identity *identity.Store
 
 	// Metrics adds gauges to those of the gateway, by GaugeSet of package metrics. May be nil.
 	Metrics func(add func(name, help string, labels []string, read func(yield func(labels []string, v float64))))

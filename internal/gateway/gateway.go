@@ -133,7 +133,7 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 		CredentialGone: g.credentials.add,
 		Tokens:         g.tokens,
 		CurrentVia:     g.via, Table: func() *registry.Table { return g.registry.Table() },
-		Limits: g.currentLimits.Load, Budget: budget, Observe: observe, Log: g.log,
+		Limits: g.currentLimits.Load, Budget: budget, Observe: observe, Log: g.log, Identity: cfg.Identity,
 		UDP: &udp.Dialer{Guard: guard, DontFragment: true}, DroppedDatagrams: &g.droppedDatagrams, // RFC 9298 section 5
 	}
 	g.dns, g.adminPort = newDNSService(ctx, g, guard), newAdminPort(g, guard)
@@ -143,7 +143,7 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 		return nil, err
 	}
 	direct := &tunnel.NetDialer{Guard: guard}
-	g.upstreams = &upstream.Transports{Direct: direct, Lookup: cfg.Lookup, Budget: budget, CurrentVia: g.via}
+	g.upstreams = &upstream.Transports{Direct: direct, Lookup: cfg.Lookup, Budget: budget, CurrentVia: g.via, Identity: cfg.Identity}
 	g.registry = &registry.Registry{Mesh: cfg.Mesh, Lookup: cfg.Lookup, Refuses: cfg.Refuses, NewTransport: g.upstreams.New, Log: g.log}
 	g.names = &names.Source{Registry: g.registry, VIPs: g.dns.vips}
 	g.loops = &tunnel.Loops{Count: cfg.Loops, Budget: budget}

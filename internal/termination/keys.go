@@ -74,12 +74,17 @@ func newKeySet(k *Keys, alpn []string, own bool) (*KeySet, error) {
 	}
 	r := &KeySet{names: slices.Clone(k.Names), keys: k.Certificates, optional: k.Unverified}
 	x := r.current()
-	if own {
-		if x.err != nil {
-			return nil, fmt.Errorf("termination: %w: list the names for which TLS is terminated", x.err)
+	for _, k := range k.Certificates {
+		c, err := k.Certificate()
+		if err != nil {
+			continue // it is not known yet, and has no names
 		}
-		if err := r.ownNames(); err != nil {
-			return nil, err
+		leaf, err := leafOf(c)
+		if err == nil && own {
+			err = r.ownNames(leaf)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("termination: %w", err)
 		}
 	}
 	for _, n := range k.Names {
@@ -231,25 +236,15 @@ func (x *keyIndex) add(c *tls.Certificate) error {
 	return nil
 }
 
-// ownNames has r own the names of its certificates.
-func (r *KeySet) ownNames() error {
-	for _, k := range r.keys {
-		c, err := k.Certificate()
+// ownNames has r own the names of a certificate.
+func (r *KeySet) ownNames(leaf *x509.Certificate) error {
+	for _, s := range leaf.DNSNames {
+		p, err := tunnel.ParsePattern(s)
 		if err != nil {
-			return fmt.Errorf("termination: %w", err)
+			return fmt.Errorf("a name of a certificate: %w", err)
 		}
-		leaf, err := leafOf(c)
-		if err != nil {
-			return fmt.Errorf("termination: %w", err)
-		}
-		for _, s := range leaf.DNSNames {
-			p, err := tunnel.ParsePattern(s)
-			if err != nil {
-				return fmt.Errorf("termination: a name of a certificate: %w", err)
-			}
-			if !p.Wildcard {
-				r.names = append(r.names, p)
-			}
+		if !p.Wildcard {
+			r.names = append(r.names, p)
 		}
 	}
 	return nil

@@ -12,6 +12,7 @@ import (
 	"culvert.dev/connect"
 	"culvert.dev/connect/connectudp"
 	"culvert.dev/connect/h3"
+	"culvert.dev/identity"
 	"culvert.dev/internal/termination"
 	"culvert.dev/internal/udp"
 	"culvert.dev/registry"
@@ -40,7 +41,7 @@ func (o *Listener) newDatagrams(s *registry.ListenerSettings) (*Datagrams, error
 	}
 	// Every one of a listener has the same protocols.
 	d.HTTP3 = &HTTP3{Auth: o.verifier, CurrentVia: o.builder.CurrentVia, TerminateAll: len(s.Protocols) == 0, ConnectUDP: slices.Contains(s.TLS[0].Protocols, "connect-udp")}
-	return d, d.HTTP3.useItems(s.TLS)
+	return d, d.HTTP3.useItems(o.builder.Identity, s.TLS)
 }
 
 // Proto is how requests by d are called where nothing is said of them.
@@ -98,10 +99,10 @@ func (p *HTTP3) Use(items ...termination.Item) error {
 }
 
 // useItems is Use for items of a listener.
-func (p *HTTP3) useItems(items []registry.ListenerTLS) error {
+func (p *HTTP3) useItems(store *identity.Store, items []registry.ListenerTLS) error {
 	var all []termination.Item
 	for i := range items {
-		k, err := keys(&items[i])
+		k, err := keys(store, &items[i])
 		if err != nil {
 			return err
 		}

@@ -12,6 +12,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"culvert.dev/identity"
 	"culvert.dev/identity/jwt"
 	"culvert.dev/internal/udp"
 	"culvert.dev/registry"
@@ -39,6 +40,9 @@ type Builder struct {
 	CredentialGone func(Credential)
 
 	Log *slog.Logger // nil discards
+
+	// Identity has the keys and the trust that listeners name; nil means that none is known.
+	Identity *identity.Store
 
 	once   sync.Once
 	checks *checkQueue // of passwords, for all Listeners
@@ -85,7 +89,7 @@ func (b *Builder) New(t *registry.Table, l *registry.Listener) (*Listener, error
 func (o *Listener) Use(t *registry.Table, l *registry.Listener) error {
 	before := o.config.Load()
 	next := &config{Listener: l, table: t}
-	next.makeKeySets(before)
+	next.makeKeySets(o.builder.Identity, before)
 	err := o.makeProtocols(next, before)
 	if next.serving == nil && next.datagrams == nil {
 		return err
@@ -153,7 +157,7 @@ func (o *Listener) makeSettings(next, before *config) (err error) {
 		next.serving, next.tls, next.datagrams = before.serving, before.tls, before.datagrams
 		if len(s.TLS) > 0 && !reflect.DeepEqual(before.Settings.TLS, s.TLS) {
 			if next.datagrams != nil {
-				err = next.datagrams.HTTP3.useItems(s.TLS)
+				err = next.datagrams.HTTP3.useItems(o.builder.Identity, s.TLS)
 			} else {
 				err = next.tls.use(s.TLS)
 			}

@@ -32,7 +32,7 @@ func (l *Listener) streamProtocols(s *registry.ListenerSettings) ([]tunnel.Proto
 	if err != nil || len(s.TLS) == 0 {
 		return outer, nil, err
 	}
-	t := &terminator{protocol: &termination.Protocol{}, check: l.precheck}
+	t := &terminator{protocol: &termination.Protocol{}, check: l.precheck, store: l.builder.Identity}
 	for i := range s.TLS {
 		if plain(&s.TLS[i]) {
 			continue
@@ -65,6 +65,7 @@ type terminator struct {
 	protocol *termination.Protocol
 	inner    [][]tunnel.Protocol         // of each item whose streams are not plain
 	check    func(*tunnel.Request) error // before a certificate is shown for a service
+	store    *identity.Store
 }
 
 // use has items terminate TLS from the next connection on. Those whose streams are not
@@ -74,7 +75,7 @@ func (t *terminator) use(items []registry.ListenerTLS) error {
 	inner := t.inner
 	for i := range items {
 		from := &items[i]
-		k, err := keys(from)
+		k, err := keys(t.store, from)
 		if err != nil {
 			return err
 		}
@@ -125,8 +126,8 @@ func offered(inner []tunnel.Protocol) []termination.Offer {
 }
 
 // keys returns the keys that t terminates TLS with.
-func keys(t *registry.ListenerTLS) (*termination.Keys, error) {
-	k, err := terminationKeys(&t.TLSTermination)
+func keys(store *identity.Store, t *registry.ListenerTLS) (*termination.Keys, error) {
+	k, err := terminationKeys(store, &t.TLSTermination)
 	if err == nil {
 		k.Names = t.Names
 	}
@@ -134,8 +135,17 @@ func keys(t *registry.ListenerTLS) (*termination.Keys, error) {
 }
 
 // terminationKeys returns the keys that t terminates TLS with, for no names of their own.
-func terminationKeys(t *registry.TLSTermination) (*termination.Keys, error) {
+func terminationKeys(store *identity.Store, t *registry.TLSTermination) (*termination.Keys, error) {
+	if store == nil {
+		store = new(identity.Store)
+	}
 	k := &termination.Keys{Optional: t.ClientCertOptional, Unverified: t.ClientCertUnverified, MinVersion: t.MinVersion}
+	for _, name := range t.Keys {
+		k.Certificates = append(k.Certificates, store.Key(name))
+	}
+	for _, name := range t.TrustNames {
+		k.Trust = append(k.Trust, store.Trust(name))
+	}
 	for i, p := range t.Certificates {
 		pair, err := tls.X509KeyPair([]byte(p.Certificate), []byte(p.Key))
 		if err != nil {

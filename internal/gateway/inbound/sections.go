@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"reflect"
 
+	"culvert.dev/identity"
 	"culvert.dev/internal/termination"
 	"culvert.dev/registry"
 	"culvert.dev/sni"
@@ -21,7 +22,7 @@ type sectionKeys struct {
 }
 
 // makeKeySets makes the keys of the sections. Those that are the same as before are kept.
-func (o *config) makeKeySets(before *config) {
+func (o *config) makeKeySets(store *identity.Store, before *config) {
 	for _, s := range o.Sections {
 		if s.TLS == nil || o.Protocol != registry.TLS {
 			continue
@@ -34,7 +35,7 @@ func (o *config) makeKeySets(before *config) {
 			continue
 		}
 		k := &sectionKeys{termination: s.TLS}
-		k.keys, k.err = newKeySet(s.TLS)
+		k.keys, k.err = newKeySet(store, s.TLS)
 		o.keySets[s.Name] = k
 	}
 }
@@ -55,8 +56,8 @@ func sameTermination(a, b *registry.TLSTermination) bool {
 	return a == b || reflect.DeepEqual(a, b)
 }
 
-func newKeySet(e *registry.TLSTermination) (*termination.KeySet, error) {
-	k, err := terminationKeys(e)
+func newKeySet(store *identity.Store, e *registry.TLSTermination) (*termination.KeySet, error) {
+	k, err := terminationKeys(store, e)
 	if err != nil {
 		return nil, err
 	}

@@ -29,6 +29,14 @@ type datagramCarrier struct {
 	udp connectudp.Dialer
 }
 
+// Conns returns how many connections there are.
+func (c *datagramCarrier) Conns() int {
+	if o, ok := c.extendedOpener.(interface{ Conns() int }); ok {
+		return o.Conns()
+	}
+	return 0
+}
+
 // withDatagrams returns the carrier d, which asks the gateway at proxy.
 func (t *Transports) withDatagrams(d extendedOpener, proxy string) *datagramCarrier {
 	c := &datagramCarrier{extendedOpener: d}

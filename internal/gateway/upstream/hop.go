@@ -30,7 +30,8 @@ import (
 // A NextHop opens connections over further gateways. The last of them is asked for the
 // endpoint, by the name or address that it has there.
 type NextHop struct {
-	last     tunnel.Dialer
+	last     tunnel.Dialer // of hops that name no key and no trust
+	rotates  *rotation     // in place of last; nil for those
 	info     tunnel.TransportInfo
 	direct   *tunnel.NetDialer
 	literals []tunnel.Endpoint // the first hop's; none where it has a name, too
@@ -43,20 +44,114 @@ func (t *Transports) NextHop(hops []registry.Hop) (*NextHop, error) {
 
 // hopSettings returns all that makes two lists of hops differ.
 func hopSettings(hops []registry.Hop) []any {
-	settings := make([]any, 0, 14*len(hops)+2)
+	settings := make([]any, 0, 16*len(hops)+2)
 	for _, h := range hops {
-		settings = append(settings, h.Proto, h.Addresses, h.ServerName, string(h.Token), h.User, string(h.Password), h.Roots, h.Certificate, string(h.Key), h.Peers, h.InnerPeers, h.Trust, fmt.Sprint(h.HTTP2), fmt.Sprint(h.Insecure))
+		settings = append(settings, h.Proto, h.Addresses, h.ServerName, string(h.Token), h.User, string(h.Password), h.Roots, h.Certificate, string(h.Key), h.Peers, h.InnerPeers, h.Trust, h.KeyName, h.TrustNames, fmt.Sprint(h.HTTP2), fmt.Sprint(h.Insecure))
 	}
 	return settings
 }
 
 func (t *Transports) newNextHop(hops []registry.Hop) (*NextHop, error) {
+	version := t.hopVersion(hops)
 	n, pools, err := t.makeNextHop(hops)
 	if err != nil {
 		return nil, err
 	}
+	if version != nil {
+		n.rotates = &rotation{transports: t, hops: hops, version: version, used: version(), last: n.last, pools: pools}
+		pools = []io.Closer{n.rotates}
+	}
 	keepOpen(t, n, pools)
 	return n, nil
+}
+
+// hopVersion returns what counts the changes of the keys and trust that hops name; nil
+// where they name none.
+func (t *Transports) hopVersion(hops []registry.Hop) func() uint64 {
+	store := t.store()
+	var keys []*identity.Key
+	var trust []*identity.Trust
+	for i := range hops {
+		if name := hops[i].KeyName; name != "" {
+			keys = append(keys, store.Key(name))
+		}
+		trust = append(trust, t.trust(hops[i].TrustNames)...)
+	}
+	if len(keys)+len(trust) == 0 {
+		return nil
+	}
+	return func() (sum uint64) {
+		for _, k := range keys {
+			sum += k.Generation()
+		}
+		for _, b := range trust {
+			sum += b.Generation()
+		}
+		return sum
+	}
+}
+
+// A rotation has the carriers of hops whose keys and trust may be replaced. Carriers that
+// keep connections were verified by those of their time: after a change new ones dial, and
+// the connections of the old ones end with the tunnels on them.
+type rotation struct {
+	transports *Transports
+	hops       []registry.Hop
+	version    func() uint64
+
+	mu     sync.Mutex // guards what follows
+	closed bool
+	used   uint64 // version of last
+	last   tunnel.Dialer
+	pools  []io.Closer   // of last
+	old    [][]io.Closer // of carriers before, that may have connections
+}
+
+// dialer returns the carriers of now.
+func (r *rotation) dialer() tunnel.Dialer {
+	version := r.version()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if version == r.used || r.closed {
+		return r.last
+	}
+	n, pools, err := r.transports.makeNextHop(r.hops)
+	if err != nil { // it was made of the same hops before
+		return r.last
+	}
+	r.old = append(slices.DeleteFunc(r.old, unused), r.pools)
+	if len(r.old) > maxRotated {
+		r.old = slices.Delete(r.old, 0, 1) // its connections end with the tunnels on them
+	}
+	r.used, r.last, r.pools = version, n.last, pools
+	return r.last
+}
+
+// maxRotated is how many carriers before are kept, so that Close ends their connections.
+const maxRotated = 8
+
+// unused reports whether none of pools has a connection.
+func unused(pools []io.Closer) bool {
+	for _, p := range pools {
+		if c, ok := p.(interface{ Conns() int }); !ok || c.Conns() > 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// Close ends all connections.
+func (r *rotation) Close() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.closed = true
+	var errs []error
+	for _, pools := range append(r.old, r.pools) {
+		for _, p := range pools {
+			errs = append(errs, p.Close())
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // makeNextHop returns a NextHop, and its carriers that keep connections.
@@ -134,7 +229,11 @@ func (n *NextHop) Dial(ctx context.Context, ep *tunnel.Endpoint, req *tunnel.Req
 
 // DialContext implements tunnel.Dialer, for streams that no request has asked for.
 func (n *NextHop) DialContext(ctx context.Context, network, addr string) (net.Conn, error) {
-	return n.last.DialContext(ctx, network, addr)
+	last := n.last
+	if n.rotates != nil {
+		last = n.rotates.dialer()
+	}
+	return last.DialContext(ctx, network, addr)
 }
 
 // Check implements tunnel.Transport: it refuses where no address of the first hop may
@@ -175,7 +274,10 @@ func (t *Transports) newCarrier(h *registry.Hop, addr string, dialer tunnel.Dial
 		}
 		cfg.Certificates = []tls.Certificate{pair}
 	}
-	verifier, err := HopVerifier(h, addr, h.Peers)
+	if h.KeyName != "" {
+		cfg.GetClientCertificate = t.clientCertificate(h.KeyName)
+	}
+	verifier, err := t.hopVerifier(h, addr, h.Peers)
 	if err != nil {
 		return nil, err
 	}
@@ -186,7 +288,7 @@ func (t *Transports) newCarrier(h *registry.Hop, addr string, dialer tunnel.Dial
 		if len(h.InnerPeers) == 0 {
 			return outer, nil
 		}
-		behind, err := HopVerifier(h, addr, h.InnerPeers)
+		behind, err := t.hopVerifier(h, addr, h.InnerPeers)
 		if err != nil {
 			return nil, err
 		}
@@ -255,9 +357,7 @@ func HopVerifier(h *registry.Hop, addr string, peers []string) (*identity.Verifi
 	v := &identity.Verifier{Want: identity.Expectation{Usage: x509.ExtKeyUsageServerAuth, IDs: peers}}
 	domain := ""
 	if len(peers) == 0 {
-		if v.Want.DNSName = h.ServerName; v.Want.DNSName == "" {
-			v.Want.DNSName = hostOf(h.HostPort(addr))
-		}
+		v.Want.DNSName = serverName(h, addr)
 	} else {
 		rest, _ := strings.CutPrefix(peers[0], "spiffe://")
 		domain, _, _ = strings.Cut(rest, "/")
@@ -286,6 +386,50 @@ func HopVerifier(h *registry.Hop, addr string, peers []string) (*identity.Verifi
 		v.System = true
 	}
 	return v, nil
+}
+
+// hopVerifier is HopVerifier for a hop that may name its trust.
+func (t *Transports) hopVerifier(h *registry.Hop, addr string, peers []string) (*identity.Verifier, error) {
+	if len(h.TrustNames) == 0 {
+		return HopVerifier(h, addr, peers)
+	}
+	v := &identity.Verifier{Trust: t.trust(h.TrustNames), Want: identity.Expectation{Usage: x509.ExtKeyUsageServerAuth, IDs: peers}}
+	if len(peers) == 0 {
+		v.Want.DNSName = serverName(h, addr)
+	}
+	return v, nil
+}
+
+// store returns the Store of keys and trust.
+func (t *Transports) store() *identity.Store {
+	if t.Identity == nil {
+		return new(identity.Store)
+	}
+	return t.Identity
+}
+
+// trust returns the trust with those names.
+func (t *Transports) trust(names []string) (all []*identity.Trust) {
+	store := t.store()
+	for _, name := range names {
+		all = append(all, store.Trust(name))
+	}
+	return all
+}
+
+// clientCertificate returns what shows the key with that name, whatever it is by then. It
+// is shown whatever CAs the other side names: there is no other one.
+func (t *Transports) clientCertificate(name string) func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+	key := t.store().Key(name)
+	return func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return key.Certificate() }
+}
+
+// serverName returns the name that a gateway of h at addr must have.
+func serverName(h *registry.Hop, addr string) string {
+	if h.ServerName != "" {
+		return h.ServerName
+	}
+	return hostOf(h.HostPort(addr))
 }
 
 // hostOf returns the host of a HOST:PORT, whose port may be left out.

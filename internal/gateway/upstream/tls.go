@@ -26,7 +26,7 @@ type tlsLayer struct {
 
 // tlsLayer parses b. Equal ones share one.
 func (t *Transports) tlsLayer(b *registry.BackendTLS) (*tlsLayer, error) {
-	return t.layers.getByKey(tlsKey(b), func() (*tlsLayer, error) { return newTLSLayer(b) })
+	return t.layers.getByKey(tlsKey(b), func() (*tlsLayer, error) { return t.newTLSLayer(b) })
 }
 
 // tlsKey returns a key that equal settings share. It is asked for with each table, for each
@@ -42,10 +42,10 @@ func tlsKey(b *registry.BackendTLS) (key [sha256.Size]byte) {
 		count(len(s))
 		_, _ = io.WriteString(h, s)
 	}
-	for _, s := range []string{b.ServerName, b.Roots, b.Certificate, string(b.Key)} {
+	for _, s := range []string{b.ServerName, b.Roots, b.Certificate, string(b.Key), b.KeyName} {
 		text(s)
 	}
-	for _, list := range [][]string{b.SANs, b.CipherSuites} {
+	for _, list := range [][]string{b.SANs, b.CipherSuites, b.TrustNames} {
 		count(len(list))
 		for _, s := range list {
 			text(s)
@@ -66,7 +66,7 @@ func (t *Transports) TLSLayer(b *registry.BackendTLS) (registry.TLSLayer, error)
 	return layer, nil
 }
 
-func newTLSLayer(b *registry.BackendTLS) (*tlsLayer, error) {
+func (t *Transports) newTLSLayer(b *registry.BackendTLS) (*tlsLayer, error) {
 	if b.ServerName == "" {
 		return nil, errors.New("gateway: TLS to a service needs a server name")
 	}
@@ -74,25 +74,30 @@ func newTLSLayer(b *registry.BackendTLS) (*tlsLayer, error) {
 	if err != nil {
 		return nil, err
 	}
-	t := &tlsLayer{config: &tls.Config{
+	layer := &tlsLayer{config: &tls.Config{
 		ServerName: b.ServerName, MinVersion: max(b.MinVersion, tls.VersionTLS12), MaxVersion: b.MaxVersion, CipherSuites: suites,
 		// Small records help a browser on a slow line to show something early. Here
 		// they only cost time.
 		DynamicRecordSizingDisabled: true,
 	}}
-	v := &identity.Verifier{System: b.Roots == "", Want: identity.Expectation{Usage: x509.ExtKeyUsageServerAuth, SANs: b.SANs}}
+	v := &identity.Verifier{System: b.Roots == "" && len(b.TrustNames) == 0, Want: identity.Expectation{Usage: x509.ExtKeyUsageServerAuth, SANs: b.SANs}}
 	if len(b.SANs) == 0 {
 		v.Want.DNSName = b.ServerName
 	}
-	if !v.System {
+	if len(b.TrustNames) > 0 {
+		v.Trust = t.trust(b.TrustNames)
+	} else if !v.System {
 		roots, err := identity.ParseCertificates(b.Roots)
 		if err != nil {
 			return nil, errors.New("gateway: the roots to verify a service by hold no certificate")
 		}
 		v.Trust = []*identity.Trust{identity.NewTrust("", roots...)}
 	}
-	v.Client(t.config)
-	t.ownCAs = !v.System
+	v.Client(layer.config)
+	layer.ownCAs = !v.System
+	if b.KeyName != "" {
+		layer.config.GetClientCertificate = t.clientCertificate(b.KeyName)
+	}
 	if b.Certificate != "" {
 		pair, err := tls.X509KeyPair([]byte(b.Certificate), []byte(b.Key))
 		if err != nil {
@@ -100,9 +105,9 @@ func newTLSLayer(b *registry.BackendTLS) (*tlsLayer, error) {
 		}
 		// It is shown whatever CAs the service names: there is no other one, and a
 		// service that does not accept it must say so.
-		t.config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &pair, nil }
+		layer.config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &pair, nil }
 	}
-	return t, nil
+	return layer, nil
 }
 
 // cipherSuites returns the numbers of b's cipher suites, nil for the default. What b asks

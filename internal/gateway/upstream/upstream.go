@@ -19,6 +19,7 @@ import (
 	"sync/atomic"
 
 	"culvert.dev/connect/proxyproto"
+	"culvert.dev/identity"
 	"culvert.dev/internal/postgres"
 	"culvert.dev/registry"
 	"culvert.dev/tunnel"
@@ -40,6 +41,10 @@ type Transports struct {
 	// CurrentVia returns the pseudonym of this gateway, which every request carries. Where
 	// it has changed, New makes other transports. Nil means that there is none.
 	CurrentVia func() string
+
+	// Identity has the keys and the trust that hops and backend TLS name; nil means that
+	// none is known.
+	Identity *identity.Store
 
 	// DroppedDatagrams counts those that were lost on the way to next hops.
 	DroppedDatagrams atomic.Uint64

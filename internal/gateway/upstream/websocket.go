@@ -68,6 +68,14 @@ func (w *WebSocketDialer) extended(ctx context.Context, list *connect.HeaderList
 	return s, answer, nil
 }
 
+// Conns returns how many connections streams share.
+func (w *WebSocketDialer) Conns() int {
+	if w.HTTP2 == nil {
+		return 0
+	}
+	return w.HTTP2.Conns()
+}
+
 // Close ends the connections that streams share, with the streams on them.
 func (w *WebSocketDialer) Close() error {
 	if w.HTTP2 == nil {
