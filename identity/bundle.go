@@ -99,7 +99,7 @@ func (p *prepared) check(chain []*x509.Certificate, now time.Time) error {
 	}
 	for i, c := range chain[:len(chain)-1] {
 		ca := chain[i+1]
-		serial := string(c.SerialNumber.Bytes())
+		serial := c.SerialNumber.Bytes()
 		var newest *x509.RevocationList
 		for _, r := range p.lists[string(c.RawIssuer)] {
 			if id := r.list.AuthorityKeyId; len(id) > 0 && len(ca.SubjectKeyId) > 0 && !bytes.Equal(id, ca.SubjectKeyId) {
@@ -108,8 +108,8 @@ func (p *prepared) check(chain []*x509.Certificate, now time.Time) error {
 			if err := r.signedBy(ca); err != nil {
 				return fmt.Errorf("the revocation list of the CA %q has no valid signature: %w", clip(ca.Subject.String()), err)
 			}
-			if _, revoked := r.serials[serial]; revoked {
-				return fmt.Errorf("the certificate with the serial number %s is on the revocation list of the CA %q", clip(hex.EncodeToString(c.SerialNumber.Bytes())), clip(ca.Subject.String()))
+			if _, revoked := r.serials[string(serial)]; revoked {
+				return fmt.Errorf("the certificate with the serial number %s is on the revocation list of the CA %q", clip(hex.EncodeToString(serial)), clip(ca.Subject.String()))
 			}
 			if newest == nil || r.list.ThisUpdate.After(newest.ThisUpdate) {
 				newest = r.list

@@ -29,7 +29,7 @@ func TestStore(t *testing.T) {
 	if _, err := k.Certificate(); !errors.Is(err, gone) {
 		t.Errorf("after Remove: got error %v, want %v", err, gone)
 	}
-	if s.Trust("corp.example") != s.Trust("corp.example") {
+	if one, other := s.Trust("corp.example"), s.Trust("corp.example"); one != other {
 		t.Error("two Trusts of one name")
 	}
 	b := &Bundle{TrustDomain: "corp.example"}
