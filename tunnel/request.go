@@ -354,7 +354,7 @@ func (e Endpoint) reached() Endpoint {
 		return Endpoint{Addr: ap}
 	}
 	host, port, err := net.SplitHostPort(hop)
-	if err != nil { // hops of the endpoint's own
+	if err != nil || strings.Contains(host, " ") { // hops of the endpoint's own, with their protocols
 		return e
 	}
 	n, _ := strconv.ParseUint(port, 10, 16)
