@@ -3,7 +3,7 @@ package jwt
 import (
 	"testing"
 
-	"go.uber.org/goleak"
+	"culvert.dev/internal/testnet"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { testnet.GoroutinesEnd(m) }
