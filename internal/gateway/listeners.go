@@ -134,7 +134,7 @@ func (f *listeners) update(ctx context.Context) (complete bool) {
 		if o == nil {
 			var err error
 			if o, err = f.listen(ctx, t, l); inUse(err) {
-				if away := f.makeRoom(l, moves, gone); len(away) > 0 {
+				if away := f.makeRoom(l, err, moves, gone); len(away) > 0 {
 					closed += len(away)
 					if o, err = f.listen(ctx, t, l); err != nil {
 						opened += f.bringBack(ctx, t, away, leaving)
@@ -267,17 +267,24 @@ func (f *listeners) remove(o *openListener) {
 	f.closeListener(o)
 }
 
-// makeRoom closes listeners that are to move and are in the way of l: at the same address,
-// as where two change places, or at another one of the same port.
-func (f *listeners) makeRoom(l *registry.Listener, moves, gone map[*openListener]bool) (away []*openListener) {
+// makeRoom closes listeners that are to move and are in the way of l, which could not be
+// opened because of err: at the same address, as where two change places, or at another one
+// of the same port. It closes none where others are in the way, too.
+func (f *listeners) makeRoom(l *registry.Listener, err error, moves, gone map[*openListener]bool) (away []*openListener) {
 	key := keyOf(l)
+	var addrs []net.Addr
 	for o := range moves {
 		if gone[o] || o.key.udp != key.udp || o.key.port != key.port || key.port == 0 {
 			continue
 		}
+		away, addrs = append(away, o), append(addrs, o.addr())
+	}
+	if heldByOthers(err, addrs...) {
+		return nil
+	}
+	for _, o := range away {
 		f.remove(o)
 		gone[o] = true
-		away = append(away, o)
 	}
 	return away
 }

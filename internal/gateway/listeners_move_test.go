@@ -1,10 +1,14 @@
 package gateway
 
 import (
+	"context"
+	"errors"
 	"net"
 	"net/netip"
 	"runtime"
 	"strings"
+	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -101,6 +105,29 @@ func TestListenerMovesToAllAddresses(t *testing.T) {
 	if err := e.ListenerErrors()[all.Name]; err == nil || !strings.Contains(err.Error(), "stays open") {
 		t.Errorf("the listener that cannot be opened: %v", err)
 	}
+	// It is not closed and opened again at each try: no client is refused.
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	var clients sync.WaitGroup
+	clients.Go(func() {
+		for ctx.Err() == nil {
+			c, err := net.Dial("tcp", e.addr.String()+":"+port)
+			if errors.Is(err, syscall.ECONNREFUSED) {
+				t.Errorf("a client of the listener that stays: %v", err)
+				return
+			}
+			if err == nil {
+				_ = c.(*net.TCPConn).SetLinger(0) // no port of the client's waits for its end
+				_ = c.Close()
+			}
+		}
+	})
+	for range 20 {
+		again := all
+		e.configure(svc, &again)
+	}
+	stop()
+	clients.Wait()
 	_ = taken.Close()
 	testnet.Eventually(t, soon, func() bool { return e.ListenerErrors()[all.Name] == nil }, "it is tried again")
 	if c, err := e.by(old, ""); err != nil { // which all addresses have

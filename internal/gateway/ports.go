@@ -288,7 +288,7 @@ func (p *servicePorts) assign(ctx context.Context, keys []alloc.PortKey) (next [
 				return false
 			}
 			err := p.listen(ctx, a, p.cfg.Address)
-			if was != nil && was.assigned == a.Assigned && inUse(err) { // it may be in the way, at another address
+			if was != nil && was.assigned == a.Assigned && inUse(err) && !heldByOthers(err, was.Addr()) { // it may be in the way, at another address
 				p.closePort(was)
 				delete(p.open, a.PortKey)
 				if err = p.listen(ctx, a, p.cfg.Address); err != nil {

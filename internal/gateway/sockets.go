@@ -143,7 +143,7 @@ func (s *socketSet[K]) update(ctx context.Context) (complete bool) {
 	errs := map[K]error{}
 	for _, key := range missing {
 		o, err := s.listenAt(ctx, key)
-		if i := inTheWay(leaving, err); i >= 0 {
+		if i := inTheWay(leaving, err); i >= 0 && !heldByOthers(err, leaving[i].addr) {
 			old := leaving[i]
 			s.end(old)
 			if o, err = s.listenAt(ctx, key); err != nil {
