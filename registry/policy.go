@@ -361,13 +361,14 @@ func (r *Registry) ExplainPolicy(req *tunnel.Request, route *tunnel.Route) Polic
 		return x
 	}
 	req = s.table.deferring(req)
-	for _, f := range s.table.recheckable(req, route) {
-		port := f.policyPort(req)
-		x.Decision, x.Steps = f.policies.service.Explain(req, port, policy.Connect, false)
-		if x.Decision.DryRun != nil {
-			_, x.DryRun = f.policies.service.Explain(req, port, policy.Connect, true)
-		}
-		break
+	found := s.table.recheckable(req, route)
+	if len(found) == 0 {
+		return x
+	}
+	set, port := found[0].policies.service, found[0].policyPort(req)
+	x.Decision, x.Steps = set.Explain(req, port, policy.Connect, false)
+	if x.Decision.DryRun != nil {
+		_, x.DryRun = set.Explain(req, port, policy.Connect, true)
 	}
 	return x
 }

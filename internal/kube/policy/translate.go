@@ -148,9 +148,9 @@ func (t *translator) target(namespace string, ref *targetRef) (at policy.Targets
 	case ref.Selector != nil && !isPod:
 		return at, errors.New("a selector is for Pods alone")
 	case isPod && (ref.Selector == nil || ref.Name != ""):
-		return at, errors.New("Pods are selected by a selector, and not by name")
+		return at, errors.New("a Pod is selected by a selector, and not by name")
 	case isNamespace && ref.Name != "" && ref.Name != namespace:
-		return at, fmt.Errorf("Namespace %q is not the policy's own", tunnel.Clip(ref.Name))
+		return at, fmt.Errorf("the Namespace %q is not the policy's own", tunnel.Clip(ref.Name))
 	case !isPod && !isNamespace && ref.Name == "":
 		return at, errors.New("name is empty")
 	case ref.SectionName != "" && !isListener:
