@@ -128,6 +128,7 @@ func runGateway(ctx context.Context, now <-chan struct{}, stderr io.Writer, o *g
 		return stateError(listenError(err))
 	}
 	defer ids.close()
+	cfg.Identity = ids.store
 	cfg.IdentitySources = func() any {
 		if s := ids.status(); s != nil {
 			return s
