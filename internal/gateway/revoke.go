@@ -74,13 +74,3 @@ func (v *revoker) revoke() {
 		v.log.Info("ended tunnels that policies no longer allow", "tunnels", n, "services", len(services), "took", time.Since(start))
 	}
 }
-
-// EndTunnelsOf ends the tunnels of the callers that match, whose credentials have expired or
-// are gone, and returns how many there are. It is shown the listener that each came by, and
-// the caller as it was verified. Tunnels without an identity are not shown.
-func (g *Gateway) EndTunnelsOf(match func(listener string, caller tunnel.Peer) bool) int {
-	return g.relay.EndRecords(tunnel.Revoked, func(rec tunnel.Record) bool {
-		caller := rec.Peer()
-		return caller.Method != "" && match(rec.Listener(), caller)
-	})
-}
