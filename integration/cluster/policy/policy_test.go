@@ -364,6 +364,20 @@ func TestPolicies(t *testing.T) {
 	b.wantAllowed("the account", api)
 	waitStatus(t, b.Cluster, ofNamespace, "echo", "Accepted=True/Accepted")
 
+	// A tunnel that stands ends once its caller may not have it any more, and others stay.
+	standing, err := b.open(t.Context(), api)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer standing.Close()
+	b.put(ofNamespace, "echo", toEcho+"rules: [{sources: [{type: ServiceAccount, serviceAccount: {namespace: front, name: job}}]}]\n")
+	b.wantDenied("not any more", api)
+	b.wantAllowed("from now on", job)
+	_ = standing.SetReadDeadline(time.Now().Add(soon))
+	if n, err := standing.Read(make([]byte, 1)); err == nil || errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Errorf("the tunnel of a caller that is denied now: read %d bytes, %v, want its end", n, err)
+	}
+
 	b.put(ofNamespace, "nothing", "action: ALLOW\ntargetRefs: [{group: '', kind: Service, name: nothing}]\n")
 	waitStatus(t, b.Cluster, ofNamespace, "nothing", "Accepted=False/TargetNotFound")
 	b.remove(ofNamespace, "nothing")
