@@ -339,6 +339,35 @@ func TestDefinitionRemoved(t *testing.T) {
 	})
 }
 
+// A sourceFunc is a registry.Source made of a function.
+type sourceFunc func(ctx context.Context, updates chan<- registry.Update) error
+
+func (f sourceFunc) Run(ctx context.Context, updates chan<- registry.Update) error {
+	return f(ctx, updates)
+}
+
+// A source that panics ends alone, and what it had sent stays in force when it is run again.
+func TestGuardOfAFailingSource(t *testing.T) {
+	g := Guard(sourceFunc(func(_ context.Context, updates chan<- registry.Update) error {
+		updates <- registry.Update{Source: Name}
+		panic("planned")
+	}))
+	for run, want := range []string{Name + "/unread " + Name + " " + Name + "/unread", Name} {
+		updates := make(chan registry.Update, 8)
+		if err := g.Run(t.Context(), updates); err == nil || !strings.Contains(err.Error(), "planned") {
+			t.Errorf("run %d: got error %v, want the panic", run, err)
+		}
+		close(updates)
+		var got []string
+		for u := range updates {
+			got = append(got, u.Source)
+		}
+		if text := strings.Join(got, " "); text != want {
+			t.Errorf("run %d: sent %q, want %q", run, text, want)
+		}
+	}
+}
+
 // What others wrote of a policy stays.
 func TestForeignStatus(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
