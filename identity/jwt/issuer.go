@@ -204,6 +204,11 @@ func (i *issuer) verify(ctx context.Context, t *token) (tunnel.Peer, *keySet, er
 	if r != nil {
 		return tunnel.Peer{}, nil, r
 	}
+	if i.TrustDomain != "" {
+		if r := t.header.checkSVID(); r != nil {
+			return tunnel.Peer{}, nil, r
+		}
+	}
 	if r := t.checkDates(time.Now()); r != nil {
 		return tunnel.Peer{}, nil, r
 	}
@@ -307,8 +312,8 @@ func (i *issuer) keys() (*keySet, error) {
 		last = &bundleSet{generation: g}
 		if b, err := i.trust.Bundle(); err != nil {
 			last.err = err
-		} else {
-			last.set = bundleKeys(b)
+		} else if last.set = bundleKeys(b); len(last.set.keys) == 0 {
+			last.set, last.err = nil, errors.New("the bundle of the trust domain has no JWT keys")
 		}
 		i.bundle.Store(last)
 	}

@@ -189,6 +189,18 @@ func (h *header) check() *Refusal {
 	return nil
 }
 
+// checkSVID refuses what a JWT-SVID may not have in its header, JWT-SVID sections 2.1 and
+// 2.3, and others may.
+func (h *header) checkSVID() *Refusal {
+	switch {
+	case h.Alg == "EdDSA":
+		return refuse(BadAlgorithm, "the algorithm is EdDSA, by which no JWT-SVID is signed")
+	case h.Typ != "" && h.Typ != "JWT" && h.Typ != "JOSE":
+		return refuse(Malformed, "the type %q is not that of a JWT-SVID", clip(h.Typ))
+	}
+	return nil
+}
+
 // readClaims reads the registered claims, RFC 7519 section 4.1.
 func (t *token) readClaims() *Refusal {
 	for _, c := range []struct {

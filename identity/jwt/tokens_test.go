@@ -464,17 +464,23 @@ func TestSVIDs(t *testing.T) {
 	bundle := func(domain string, keys map[string]crypto.PublicKey) {
 		store.Trust(domain).Set(&identity.Bundle{TrustDomain: domain, JWTKeys: keys})
 	}
-	bundle("a.example", map[string]crypto.PublicKey{"k": a.Public()})
+	ed := ed25519.NewKeyFromSeed(make([]byte, 32))
+	bundle("a.example", map[string]crypto.PublicKey{"k": a.Public(), "ed": ed.Public()})
 	bundle("b.example", map[string]crypto.PublicKey{"k": b.Public()})
 	tokens := &Tokens{Trust: store.Trust}
 	if err := tokens.Use([]Issuer{{TrustDomain: "a.example", Audiences: []string{"culvert"}}, {TrustDomain: "b.example", Audiences: []string{"culvert"}}}); err != nil {
 		t.Fatal(err)
 	}
 	auth := tokens.Accept([]string{"a.example", "b.example"})
+	const id = "spiffe://a.example/ns/shop/sa/api"
+	by := func(alg string, k any, header map[string]any, more claims) string {
+		c := claims{"iss": nil, "sub": id}
+		maps.Copy(c, more)
+		return sign(t, alg, k, header, good(c))
+	}
 	svid := func(k *ecdsa.PrivateKey, sub string) string {
 		return sign(t, "ES256", k, map[string]any{"kid": "k", "typ": "JWT"}, good(claims{"iss": nil, "sub": sub}))
 	}
-	const id = "spiffe://a.example/ns/shop/sa/api"
 	token := svid(a, id)
 	for range 2 {
 		p, err := auth.Authenticate(t.Context(), bearer(token))
@@ -490,14 +496,48 @@ func TestSVIDs(t *testing.T) {
 		{"a domain that is not accepted", svid(a, "spiffe://c.example/a"), UnknownIssuer},
 		{"an id without a path", svid(a, "spiffe://a.example"), UnknownIssuer},
 		{"no id", svid(a, "alice"), UnknownIssuer},
+		{"no sub", by("ES256", a, map[string]any{"kid": "k"}, claims{"sub": nil}), UnknownIssuer},
+		{"an id in capitals", svid(a, "SPIFFE://a.example/ns/shop/sa/api"), UnknownIssuer},
+		{"a trust domain in capitals", svid(a, "spiffe://A.example/ns/shop/sa/api"), UnknownIssuer},
+		{"a path with dots", svid(a, "spiffe://a.example/ns/../sa/api"), UnknownIssuer},
+		{"an id over 2,048 bytes", svid(a, "spiffe://a.example/"+strings.Repeat("a", 2048)), UnknownIssuer},
+		{"no audience", by("ES256", a, map[string]any{"kid": "k"}, claims{"aud": nil}), BadAudience},
+		{"another audience", by("ES256", a, map[string]any{"kid": "k"}, claims{"aud": "billing"}), BadAudience},
+		{"no exp", by("ES256", a, map[string]any{"kid": "k"}, claims{"exp": nil}), Expired},
+		{"expired", by("ES256", a, map[string]any{"kid": "k"}, claims{"exp": time.Now().Add(-2 * time.Minute).Unix()}), Expired},
+		{"alg none", by("none", nil, map[string]any{"kid": "k"}, nil) + "x", BadAlgorithm},
+		{"a shared secret", by("HS256", []byte("secret"), map[string]any{"kid": "k"}, nil), BadAlgorithm},
+		{"EdDSA", by("EdDSA", ed, map[string]any{"kid": "ed"}, nil), BadAlgorithm},
+		{"the type of an access token", by("ES256", a, map[string]any{"kid": "k", "typ": "at+jwt"}, nil), Malformed},
+		{"a key of the other domain by its name", by("ES256", b, map[string]any{"kid": "k2"}, nil), UnknownKey},
 	} {
 		_, err := auth.Authenticate(t.Context(), bearer(row.token))
+		if r := (*Refusal)(nil); !errors.As(err, &r) || r.Cause != row.cause {
+			t.Errorf("%s: got %v, want the cause %s", row.name, err, row.cause)
+		}
 		wantRefused(t, err, row.token, row.cause, "")
+	}
+	for _, typ := range []string{"", "JWT", "JOSE"} {
+		if _, err := auth.Authenticate(t.Context(), bearer(by("ES256", a, map[string]any{"kid": "k", "typ": typ}, claims{"iss": login}))); err != nil {
+			t.Errorf("the type %q, and an iss: %v", typ, err)
+		}
+	}
+	// No other issuer can make up the id of a workload, whatever its id is made of.
+	mixed := &Tokens{Trust: store.Trust}
+	if err := mixed.Use([]Issuer{{TrustDomain: "a.example", Audiences: []string{"culvert"}}, {URL: login, Audiences: []string{"culvert"}, JWKS: set(t, map[string]crypto.PublicKey{"k": b.Public()})}}); err != nil {
+		t.Fatal(err)
+	}
+	forged := by("ES256", b, map[string]any{"kid": "k"}, claims{"iss": login})
+	if p, err := mixed.Accept([]string{"a.example", login}).Authenticate(t.Context(), bearer(forged)); !errors.Is(err, connect.ErrCredentials) {
+		t.Errorf("an id of a.example that %s has signed: got %+v and %v, want it refused", login, p, err)
 	}
 	// A key that is gone verifies nothing any more, not even what is remembered.
 	bundle("a.example", map[string]crypto.PublicKey{"k2": b.Public()})
 	_, err := auth.Authenticate(t.Context(), bearer(token))
 	wantRefused(t, err, token, UnknownKey, `no key "k"`)
+	store.Trust("a.example").Set(&identity.Bundle{TrustDomain: "a.example"})
+	_, err = auth.Authenticate(t.Context(), bearer(token))
+	wantRefused(t, err, token, NoKeys, "no JWT keys")
 	store.Trust("a.example").Remove(errors.New("the source is away"))
 	_, err = auth.Authenticate(t.Context(), bearer(token))
 	wantRefused(t, err, token, NoKeys, "the source is away")

@@ -91,13 +91,14 @@ type Config struct {
 	// Kubernetes does. Nil means that there are none.
 	IdentitySources func() any
 
-	// Issuers are those whose tokens listeners may accept, by their names.
+	// Issuers are those whose tokens listeners may accept, by their names. The keys of
+	// those that are trust domains are those of Identity.
 	Issuers []jwt.Issuer
 
 	// ReadFile reads the token files of Issuers; nil means that there are none.
 	ReadFile func(name string) ([]byte, error)
 
-	// Identity has the keys and the trust that listeners, hops and backend TLS name. Nil
+	// Identity has the keys and the trust that listeners, hops, backend TLS and Issuers name. Nil
 	// means that there are none.
 	Identity *identity.Store
 

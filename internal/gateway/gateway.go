@@ -125,6 +125,9 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 		g.refusals.Observe(o)
 	}
 	g.tokens = &jwt.Tokens{Log: g.log, ReadFile: cfg.ReadFile}
+	if cfg.Identity != nil {
+		g.tokens.Trust = cfg.Identity.Trust
+	}
 	if err := g.tokens.Use(cfg.Issuers); err != nil {
 		return nil, err
 	}

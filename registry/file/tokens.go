@@ -1,15 +1,21 @@
 package file
 
 import (
+	"cmp"
 	"net/url"
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"go.yaml.in/yaml/v3"
 )
 
-// An Issuer is one whose JSON Web Tokens listeners may accept.
+// An Issuer is one whose JSON Web Tokens listeners may accept: a login service, or a trust
+// domain with its JWT-SVIDs.
 type Issuer struct {
-	Issuer     string   `yaml:"issuer,required" as:"issuer"`
+	Issuer      string `yaml:"issuer" as:"issuer"`           // one of these two
+	TrustDomain string `yaml:"trustDomain" as:"trustDomain"` // a name of Identity.Trust
+
 	Audience   []string `yaml:"audience,single" what:"an audience" unique:"audience" empty:"name what its tokens for this gateway have in aud"`
 	ID         string   `yaml:"id"` // of the caller, with claims in braces; "" means {sub}
 	Claims     []string `yaml:"claims" what:"a claim" unique:"claim"`
@@ -24,6 +30,9 @@ type Issuer struct {
 	Roots string // what CAFile contains
 }
 
+// Name returns what listeners call the issuer.
+func (i *Issuer) Name() string { return cmp.Or(i.Issuer, i.TrustDomain) }
+
 // JWKSURL returns where the keys are, "" where the issuer says it or a file has them.
 func (i *Issuer) JWKSURL() string {
 	if strings.Contains(i.JWKS, "://") {
@@ -33,6 +42,21 @@ func (i *Issuer) JWKSURL() string {
 }
 
 func (i *Issuer) check(d *decoder, at mapping) {
+	url, domain := at.value("issuer"), at.value("trustDomain")
+	switch {
+	case at.node.Kind != yaml.MappingNode:
+		return
+	case url == nil && domain == nil:
+		d.errorf(at.node, "write issuer: https://login.example.com/, or trustDomain: corp.example", "tokens are those of an issuer or of a trust domain, and neither is named")
+	case url != nil && domain != nil:
+		d.errorf(domain, "list it as an entry of its own", "an entry is that of an issuer or that of a trust domain, not both")
+	case domain != nil:
+		for _, key := range []string{"id", "kubernetes", "header", "signer", "jwks", "caFile", "tokenFile"} {
+			if n := at.value(key); n != nil {
+				d.errorf(n, "leave it out", "%s has no effect: JWT-SVIDs have the ids and keys of their trust domain", key)
+			}
+		}
+	}
 	if at.value("audience") == nil && i.Signer == "" {
 		d.errorf(at.node, "name what its tokens for this gateway have in aud: audience: [culvert]", "an issuer without an audience would let in tokens that are meant for others")
 	}
@@ -78,16 +102,24 @@ func (d *decoder) checkIssuers() {
 	known := map[string]int{}
 	if d.cfg.Identity != nil {
 		at := d.root.object("identity")
-		for n, i := range d.cfg.Identity.Tokens {
-			if i.Issuer == "" {
+		for n := range d.cfg.Identity.Tokens {
+			i := &d.cfg.Identity.Tokens[n]
+			if i.Name() == "" {
 				continue // which was reported
 			}
-			where := mapping{at.item("tokens", n)}
-			if first, twice := known[i.Issuer]; twice {
-				d.errorf(where.value("issuer"), "put its audiences and claims together", "issuer %q is already in line %d", clip(i.Issuer), first)
+			where := i.named(mapping{at.item("tokens", n)})
+			if first, twice := known[i.Name()]; twice {
+				d.errorf(where, "put its audiences and claims together", "issuer %q is already in line %d", clip(i.Name()), first)
 				continue
 			}
-			known[i.Issuer] = where.where("issuer").Line
+			known[i.Name()] = where.Line
+			switch t := d.cfg.Identity.Trust[i.TrustDomain]; {
+			case i.TrustDomain == "":
+			case t == nil:
+				d.errorf(where, "add it to identity.trust, with spiffe: true or a bundle", "there is no trust %q to verify JWT-SVIDs by", clip(i.TrustDomain))
+			case t.CAFile != "":
+				d.errorf(where, "have its bundle come from the Workload API or from a bundle endpoint", "trust %q has CAs alone, and JWT-SVIDs are verified by JWT keys", clip(i.TrustDomain))
+			}
 		}
 	}
 	used := map[string]bool{}
@@ -99,18 +131,27 @@ func (d *decoder) checkIssuers() {
 		for j, name := range auth.Issuers {
 			used[name] = true
 			if _, ok := known[name]; !ok && name != "" {
-				d.errorf(d.listener(n).object("auth").item("issuers", j), "list it in identity: {tokens: [{issuer: ..., audience: ...}]}, spelled alike", "there is no issuer %q in identity.tokens", clip(name))
+				d.errorf(d.listener(n).object("auth").item("issuers", j), "list it in identity: {tokens: [{issuer: ..., audience: ...}]}, or with trustDomain, spelled alike", "there is no issuer %q in identity.tokens", clip(name))
 			}
 		}
 	}
 	if d.cfg.Identity == nil {
 		return
 	}
-	for n, i := range d.cfg.Identity.Tokens {
-		if i.Issuer != "" && !used[i.Issuer] && len(d.cfg.Listeners) > 0 {
-			d.warnf(mapping{d.root.object("identity").item("tokens", n)}.where("issuer"), "add it to a listener: auth: {issuers: [...]}", "no listener accepts tokens of %q", clip(i.Issuer))
+	for n := range d.cfg.Identity.Tokens {
+		i := &d.cfg.Identity.Tokens[n]
+		if name := i.Name(); name != "" && !used[name] && len(d.cfg.Listeners) > 0 {
+			d.warnf(i.named(mapping{d.root.object("identity").item("tokens", n)}), "add it to a listener: auth: {issuers: [...]}", "no listener accepts tokens of %q", clip(name))
 		}
 	}
+}
+
+// named returns where the issuer at that place has its name.
+func (i *Issuer) named(at mapping) *yaml.Node {
+	if i.Issuer != "" {
+		return at.where("issuer")
+	}
+	return at.where("trustDomain")
 }
 
 // readIssuerFiles reads the key sets and CAs of issuers, and returns what they contain.

@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"culvert.dev/dns"
+	"culvert.dev/identity"
 	"culvert.dev/identity/jwt"
 	"culvert.dev/internal/admin"
 	"culvert.dev/internal/gateway"
@@ -189,7 +190,7 @@ func settings(c *file.Config, cfg *gateway.Config) (err error) {
 		}
 	}
 	cfg.ReadFile, cfg.Issuers = os.ReadFile, issuers(c)
-	if err := new(jwt.Tokens).Use(cfg.Issuers); err != nil {
+	if err := (&jwt.Tokens{Trust: new(identity.Store).Trust}).Use(cfg.Issuers); err != nil {
 		return usageError("see identity.tokens in the configuration reference", "%w", err)
 	}
 	if err := checkIdentity(c.Identity); err != nil {
@@ -208,7 +209,7 @@ func issuers(c *file.Config) []jwt.Issuer {
 	all := make([]jwt.Issuer, len(c.Identity.Tokens))
 	for n, i := range c.Identity.Tokens {
 		all[n] = jwt.Issuer{
-			URL: i.Issuer, Audiences: i.Audience, ID: i.ID, Claims: i.Claims, Kubernetes: i.Kubernetes, Header: i.Header, Signer: i.Signer,
+			URL: i.Issuer, TrustDomain: i.TrustDomain, Audiences: i.Audience, ID: i.ID, Claims: i.Claims, Kubernetes: i.Kubernetes, Header: i.Header, Signer: i.Signer,
 			JWKS: i.Keys, JWKSURL: i.JWKSURL(), Roots: i.Roots, TokenFile: i.TokenFile,
 		}
 	}

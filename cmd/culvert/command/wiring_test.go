@@ -108,12 +108,18 @@ func startFile(t *testing.T, files map[string]string) *running {
 	current := &kubeSources{}
 	current.use(c, k)
 	current.configure(&cfg)
+	ids, err := newIdentities(t.Context(), c.Identity, log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(ids.close)
+	cfg.Identity = ids.store
 	g, err := gateway.New(t.Context(), cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
 	r.Gateway = g
-	(&reloader{o: o, log: log, output: output, kube: current}).follow(t.Context(), g, r.source, c, cfg)
+	(&reloader{o: o, log: log, output: output, kube: current, ids: ids}).follow(t.Context(), g, r.source, c, cfg)
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
 	ran := make(chan error, 1)
 	go func() { ran <- g.Run(ctx, nil) }()
