@@ -2,6 +2,7 @@ package identity
 
 import (
 	"bytes"
+	"cmp"
 	"crypto/rsa"
 	"crypto/tls"
 	"crypto/x509"
@@ -253,11 +254,12 @@ func (v *Verifier) byName(chain []*x509.Certificate, now time.Time) (tunnel.Peer
 		verified, err := v.chainTo(nil, chain, v.Want.DNSName, now)
 		if err == nil {
 			found.Auth = &tunnel.AuthInfo{Expires: expiry(verified)}
-			err = v.checkSANs(chain[0])
+			err = v.checkSANs(chain[0], "")
 		}
 		return found, err
 	}
 	err := errUntrusted
+	var unnamed error // of a chain that a CA has signed
 	for _, t := range v.Trust {
 		b, bad := t.Bundle()
 		if bad != nil {
@@ -267,12 +269,15 @@ func (v *Verifier) byName(chain []*x509.Certificate, now time.Time) (tunnel.Peer
 			continue
 		}
 		var verified []*x509.Certificate
-		if verified, err = v.chainTo(b, chain, v.Want.DNSName, now); err == nil {
+		if verified, err = v.chainTo(b, chain, v.Want.DNSName, now); err != nil {
+			continue
+		}
+		if unnamed = v.checkSANs(chain[0], b.TrustDomain); unnamed == nil {
 			found.Auth = &tunnel.AuthInfo{Expires: expiry(verified)}
-			return found, v.checkSANs(chain[0])
+			return found, nil
 		}
 	}
-	return tunnel.Peer{}, err
+	return tunnel.Peer{}, cmp.Or(unnamed, err)
 }
 
 // chainTo returns a chain from the leaf to a root of b, nil for those of the system, that
@@ -353,10 +358,24 @@ func explain(shown []*x509.Certificate, dnsName string, now time.Time, err error
 	return fmt.Errorf("certificate is not accepted: %w", err)
 }
 
-// checkSANs returns an error unless the leaf has one of the names that are wanted.
-func (v *Verifier) checkSANs(leaf *x509.Certificate) error {
-	if len(v.Want.SANs) == 0 || slices.ContainsFunc(v.Want.SANs, func(san string) bool { return hasSAN(leaf, san) }) {
+// checkSANs returns an error unless the leaf has one of the names that are wanted. A CA of
+// a trust domain, which is not "", speaks for no SPIFFE id of another.
+func (v *Verifier) checkSANs(leaf *x509.Certificate, domain string) error {
+	foreign := ""
+	for _, san := range v.Want.SANs {
+		switch {
+		case !hasSAN(leaf, san):
+		case domain == "" || !strings.HasPrefix(san, "spiffe://") || listed([]string{"spiffe://" + domain}, san):
+			return nil
+		default:
+			foreign = san
+		}
+	}
+	switch {
+	case len(v.Want.SANs) == 0:
 		return nil
+	case foreign != "":
+		return fmt.Errorf("id is %q, and its certificate is signed by a CA of %q", clip(foreign), domain)
 	}
 	const most = 10
 	has := slices.Clone(leaf.DNSNames)

@@ -359,6 +359,39 @@ func TestVerifyNames(t *testing.T) {
 	}
 }
 
+// A CA of a trust domain does not sign a SPIFFE id of another, also where that is looked for
+// among other names.
+func TestVerifySANsByTrustDomain(t *testing.T) {
+	a, b := newSigner(t, "a", nil), newSigner(t, "b", nil)
+	v := &Verifier{
+		Trust: []*Trust{trusted("a.example", nil, a), trusted("b.example", nil, b)},
+		Want:  Expectation{Usage: x509.ExtKeyUsageServerAuth, SANs: []string{"spiffe://a.example/db", "spiffe://b.example/db", "db.example"}},
+		Time:  func() time.Time { return noon },
+	}
+	for _, tt := range []struct {
+		by   *signer
+		uri  string
+		name string
+		err  string
+	}{
+		{a, "spiffe://a.example/db", "", ""},
+		{b, "spiffe://b.example/db", "", ""},
+		{b, "spiffe://a.example/other", "db.example", ""},
+		{b, "spiffe://a.example/db", "", `id is "spiffe://a.example/db", and its certificate is signed by a CA of "b.example"`},
+		{a, "spiffe://b.example/db", "", `id is "spiffe://b.example/db", and its certificate is signed by a CA of "a.example"`},
+		{a, "spiffe://a.example/other", "", "has none of the names"},
+	} {
+		c := template(tt.uri)
+		if tt.name != "" {
+			c.DNSNames = []string{tt.name}
+		}
+		_, err := v.Verify([]*x509.Certificate{tt.by.issue(c)})
+		if (err == nil) != (tt.err == "") || err != nil && !strings.Contains(err.Error(), tt.err) {
+			t.Errorf("%s of the CA %s: got error %v, want %q", tt.uri, tt.by.cert.Subject.CommonName, err, tt.err)
+		}
+	}
+}
+
 // A bundle that is replaced decides from the next handshake on.
 func TestVerifyFollowsRotation(t *testing.T) {
 	old, renewed := newSigner(t, "root", nil), newSigner(t, "root", nil)

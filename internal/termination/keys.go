@@ -21,8 +21,9 @@ type Keys struct {
 	Certificates []*identity.Key
 
 	// Names are the names for which TLS is terminated; empty means the names that the
-	// certificates have at first, but no wildcards: a certificate for all names below a
-	// domain does not mean that all of them are the gateway's.
+	// certificates have, but no wildcards: a certificate for all names below a domain does
+	// not mean that all of them are the gateway's. Keys of a Store, whose certificates may
+	// be replaced, have no names here, and need not have those of Names.
 	Names []tunnel.Pattern
 
 	// Trust verifies the certificates of clients: see identity.Verifier. With none, no
@@ -80,15 +81,16 @@ func newKeySet(k *Keys, alpn []string, own bool) (*KeySet, error) {
 			continue // it is not known yet, and has no names
 		}
 		leaf, err := leafOf(c)
-		if err == nil && own {
+		if err == nil && own && k.Name() == "" {
 			err = r.ownNames(leaf)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("termination: %w", err)
 		}
 	}
+	fixed := !slices.ContainsFunc(k.Certificates, func(k *identity.Key) bool { return k.Name() != "" })
 	for _, n := range k.Names {
-		if x.err == nil && (n.Wildcard && x.wild[n.Suffix] == nil || !n.Wildcard && x.find(n.Suffix) == nil) {
+		if fixed && x.err == nil && (n.Wildcard && x.wild[n.Suffix] == nil || !n.Wildcard && x.find(n.Suffix) == nil) {
 			return nil, fmt.Errorf("termination: no certificate has the name %q", n)
 		}
 	}

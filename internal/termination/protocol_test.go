@@ -196,6 +196,32 @@ func TestBadKeys(t *testing.T) {
 	}
 }
 
+// TestNamedKeys: the certificate of a key that may be replaced at any time has no say in
+// which names end here, whether it is there already or not.
+func TestNamedKeys(t *testing.T) {
+	ca := newCA(t, "example.test")
+	var store identity.Store
+	key := store.Key("gw")
+	name := []tunnel.Pattern{{Suffix: tunnel.MustParseName("gw.test")}}
+	for _, has := range []string{"nothing", "svid", "name"} {
+		switch has {
+		case "svid":
+			key.Set(&issue(t, ca, "gw").TLS)
+		case "name":
+			key.Set(&issue(t, ca, "gw", "other.test").TLS)
+		}
+		if err := new(Protocol).Use(Item{Keys: &Keys{Certificates: []*identity.Key{key}, Names: name}}); err != nil {
+			t.Errorf("%s: with a name: %v", has, err)
+		}
+		if err := new(Protocol).Use(Item{Keys: &Keys{Certificates: []*identity.Key{key}}}); err == nil || !strings.Contains(err.Error(), "list the names") {
+			t.Errorf("%s: without names: got error %v, want that they are listed", has, err)
+		}
+		if err := new(Protocol).Use(Item{Keys: &Keys{Certificates: []*identity.Key{key}}, Any: true}); err != nil {
+			t.Errorf("%s: for any name: %v", has, err)
+		}
+	}
+}
+
 // TestBadInput is the table of docs/internals/protocols/tls.md.
 func TestBadInput(t *testing.T) {
 	ca := newCA(t, "example.test")

@@ -30,6 +30,7 @@ func (d *decoder) check(root *yaml.Node) {
 	d.checkVIPs()
 	d.checkKubernetes()
 	d.checkIdentity()
+	d.checkCredentialNames()
 	d.checkLoops()
 	d.checkPolicies()
 	if l := d.cfg.Limits; l.ConnectTimeout > l.ConnectTotalTimeout {
@@ -216,9 +217,9 @@ func (d *decoder) checkListeners() {
 			}
 		}
 		d.checkTLS(l, at)
-		asks := at.value("auth") != nil || slices.ContainsFunc(tlsItems(at), func(m mapping) bool { return m.value("clientCAFile") != nil })
+		asks := at.value("auth") != nil || slices.ContainsFunc(tlsItems(at), func(m mapping) bool { return m.value("clientCAFile") != nil || m.value("trust") != nil })
 		if l.EndWithCredential && !asks {
-			d.errorf(at.value("endWithCredential"), "add auth, or clientCAFile to tls", "endWithCredential has no effect: the listener asks for no credentials")
+			d.errorf(at.value("endWithCredential"), "add auth, or clientCAFile or trust to tls", "endWithCredential has no effect: the listener asks for no credentials")
 		}
 		if l.RequireTLS && l.UDP() {
 			d.errorf(at.value("requireTLS"), "leave it out", "requireTLS is for TCP, and this listener is of UDP: QUIC is always encrypted, and nothing is read of other datagrams")

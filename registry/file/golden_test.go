@@ -83,8 +83,8 @@ func TestGoodFiles(t *testing.T) {
 			t.Errorf("%s: %v", f, err)
 		}
 		for _, l := range cfg.Listeners {
-			if len(l.TLS) > 0 {
-				if s := fmt.Sprintf("%v %+v %#v", l.TLS, l.TLS, l.TLS); strings.Contains(s, "PRIVATE KEY") || !strings.Contains(s, "CERTIFICATE") {
+			for _, one := range l.TLS {
+				if s := fmt.Sprintf("%v %+v %#v", one, one, one); strings.Contains(s, "PRIVATE KEY") || len(one.Certificates) > 0 != strings.Contains(s, "CERTIFICATE") {
 					t.Errorf("%s: a printed configuration shows its keys: %s", f, s)
 				}
 			}

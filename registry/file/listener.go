@@ -61,7 +61,7 @@ func (l *Listener) forTable() *registry.Listener {
 func (t *TLS) forTable(l *Listener) registry.ListenerTLS {
 	out := registry.ListenerTLS{
 		Protocols: l.inside(t), Names: t.names(), Any: l.any(t), ALPN: t.ALPN,
-		TLSTermination: registry.TLSTermination{ClientCAs: t.ClientCA, ClientCertOptional: t.Optional, MinVersion: t.MinVersion, Trust: t.Trust},
+		TLSTermination: registry.TLSTermination{Keys: t.Keys, TrustNames: t.TrustNames, ClientCAs: t.ClientCA, ClientCertOptional: t.Optional, MinVersion: t.MinVersion, Trust: t.Trust},
 	}
 	for _, p := range t.Certificates {
 		out.Certificates = append(out.Certificates, registry.KeyPair(p))

@@ -26,6 +26,25 @@ func (m mapping) word(key string) string {
 	return ""
 }
 
+// words returns the single values in the list of a key, or the one that is in its place.
+// Other elements are "".
+func (m mapping) words(key string) []string {
+	n := m.value(key)
+	switch {
+	case n == nil:
+		return nil
+	case n.Kind == yaml.ScalarNode:
+		return []string{n.Value}
+	}
+	all := make([]string, len(m.items(key)))
+	for i, item := range m.items(key) {
+		if item.Kind == yaml.ScalarNode && !isNull(item) {
+			all[i] = item.Value
+		}
+	}
+	return all
+}
+
 // items returns the elements of the list of a key.
 func (m mapping) items(key string) []*yaml.Node {
 	if n := m.value(key); n != nil && n.Kind == yaml.SequenceNode {

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"crypto/tls"
 	"net/netip"
-	"slices"
 	"strings"
 
 	"culvert.dev/registry"
@@ -19,6 +18,8 @@ type serviceTLS struct {
 	SANs            []string `yaml:"sans" what:"a name" as:"san" unique:"name" empty:"leave the key out to have the certificate verified for serverName"`
 	CertificateFile string   `yaml:"certificateFile"`
 	KeyFile         string   `yaml:"keyFile"`
+	Key             string   `yaml:"key"`
+	Trust           []string `yaml:"trust,single" what:"trust" unique:"trust" empty:"name trust of identity.trust"`
 	MinVersion      string   `yaml:"minVersion" oneof:"1.2 1.3"`
 	MaxVersion      string   `yaml:"maxVersion" oneof:"1.2 1.3"`
 	CipherSuites    []string `yaml:"cipherSuites" what:"a cipher suite" as:"cipherSuite" unique:"cipher suite" empty:"leave the key out for all that are secure"`
@@ -32,7 +33,7 @@ func (t *serviceTLS) registered(names []tunnel.Pattern) *registry.BackendTLS {
 	}
 	return &registry.BackendTLS{
 		ServerName: cmp.Or(t.ServerName, ownName(names)), SANs: readable(t.SANs), CipherSuites: readable(t.CipherSuites),
-		MinVersion: tlsVersion(t.MinVersion), MaxVersion: tlsVersion(t.MaxVersion),
+		MinVersion: tlsVersion(t.MinVersion), MaxVersion: tlsVersion(t.MaxVersion), KeyName: t.Key, TrustNames: readable(t.Trust),
 	}
 }
 
@@ -59,25 +60,17 @@ func tlsVersion(s string) uint16 {
 
 // check finds keys that do not go together.
 func (t *serviceTLS) check(d *decoder, at mapping) {
-	if has(at.node, "certificateFile") != has(at.node, "keyFile") {
-		d.errorf(at.node, "give both", "certificateFile and keyFile belong together")
-	}
+	d.checkCredentials(at.node, "caFile")
 	if t.MinVersion == "1.3" && t.MaxVersion == "1.2" {
 		d.errorf(at.value("minVersion"), "make maxVersion 1.3, or leave it out", "minVersion 1.3 is above maxVersion 1.2, which leaves none")
 	}
 	if t.MinVersion == "1.3" && has(at.node, "cipherSuites") {
 		d.errorf(keyOf(at.node, "cipherSuites"), "leave it out, or make minVersion 1.2", "cipherSuites has no effect: TLS 1.3 has its own, which can't be chosen")
 	}
-	var domains []string
-	for _, san := range t.SANs {
-		if rest, ok := strings.CutPrefix(san, "spiffe://"); ok {
-			domain, _, _ := strings.Cut(rest, "/")
-			if !slices.Contains(domains, domain) {
-				domains = append(domains, domain)
-			}
-		}
-	}
-	if len(domains) > 1 {
+	domains := domainsOf(t.SANs)
+	if len(t.Trust) > 0 {
+		d.checkTrustOf(at.node, "sans", domains)
+	} else if len(domains) > 1 {
 		d.errorf(keyOf(at.node, "sans"), "give the endpoints of each trust domain a service of their own", "sans of several trust domains (%s): each CA could speak for all of them", clip(strings.Join(domains, ", ")))
 	}
 }

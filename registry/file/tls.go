@@ -24,6 +24,7 @@ type TLS struct {
 	// ended for.
 	Protocols []string
 
+	Keys         []string // of identity, by name, in place of Certificates
 	Certificates []KeyPair
 	Names        []tunnel.Pattern // that end here; empty means the certificates', without wildcards
 	ALPN         []string         // that clients are offered with tcp; empty means that ALPN is not spoken
@@ -32,9 +33,10 @@ type TLS struct {
 	MinVersion   uint16           // 0 means TLS 1.3
 
 	// Trust has the PEM certificates to verify clients by, by the trust domain of
-	// the SPIFFE id that they must have. Where there are none, and no ClientCA, no
-	// client is asked for a certificate.
-	Trust map[string]string
+	// the SPIFFE id that they must have. TrustNames name trust of identity, in place of
+	// Trust and ClientCA. With none of the three, no client is asked for a certificate.
+	Trust      map[string]string
+	TrustNames []string
 }
 
 // A KeyPair is a certificate with its chain, and its key: PEM.
@@ -122,13 +124,15 @@ func (l *Listener) spoken() []string { return append(slices.Clone(l.Outer()), l.
 
 // tlsSettings are a listener's tls. They become a TLS.
 type tlsSettings struct {
-	CertificateFile    string           `yaml:"certificateFile,required"`
-	KeyFile            string           `yaml:"keyFile,required"`
+	CertificateFile    string           `yaml:"certificateFile"`
+	KeyFile            string           `yaml:"keyFile"`
+	Key                []string         `yaml:"key,single" what:"a key" unique:"key" empty:"name a key of identity.keys"`
 	Certificates       []KeyFiles       `yaml:"certificates" what:"a certificate"` // beside the first
 	Names              []tunnel.Pattern `yaml:"names" what:"a name" as:"pattern"`
 	Protocols          []string         `yaml:"protocols" what:"a protocol" oneof:"connect connect-h2 hbone socks5 websocket connect-h3 connect-udp tcp" unique:"protocol" empty:"leave the key out for connect and connect-h2"`
 	ALPN               []string         `yaml:"alpn" what:"an ALPN protocol" as:"alpn" unique:"ALPN protocol" empty:"leave the key out to speak no ALPN"`
 	ClientCAFile       caFiles          `yaml:"clientCAFile"`
+	Trust              []string         `yaml:"trust,single" what:"trust" unique:"trust" empty:"name trust of identity.trust"`
 	ClientCertificates string           `yaml:"clientCertificates" oneof:"required optional ignored"`
 	TrustDomains       []string         `yaml:"trustDomains" what:"a trust domain" as:"trustDomain" empty:"leave the key out to take any identity"`
 	MinVersion         string           `yaml:"minVersion" oneof:"1.2 1.3"`
@@ -144,7 +148,10 @@ type KeyFiles struct {
 func (t *TLS) decode(d *decoder, n *yaml.Node, key string) {
 	var s tlsSettings
 	into(d, n, key, &s)
-	*t = TLS{Protocols: readable(s.Protocols), Names: s.Names, ALPN: readable(s.ALPN), Optional: s.ClientCertificates == "optional"}
+	*t = TLS{Protocols: readable(s.Protocols), Names: s.Names, ALPN: readable(s.ALPN), Optional: s.ClientCertificates == "optional", Keys: readable(s.Key), TrustNames: readable(s.Trust)}
+	if s.ClientCertificates == "ignored" {
+		t.TrustNames = nil
+	}
 	switch s.MinVersion {
 	case "1.2":
 		t.MinVersion = tls.VersionTLS12
@@ -154,8 +161,10 @@ func (t *TLS) decode(d *decoder, n *yaml.Node, key string) {
 }
 
 // keyFiles returns the objects that name the files of a listener's TLS.
-func keyFiles(at mapping) []mapping {
-	all := []mapping{at}
+func keyFiles(at mapping) (all []mapping) {
+	if at.value("key") == nil {
+		all = append(all, at)
+	}
 	for _, n := range at.items("certificates") {
 		all = append(all, mapping{n})
 	}

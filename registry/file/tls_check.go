@@ -51,13 +51,22 @@ func (d *decoder) checkTLS(l *Listener, at mapping) {
 func (d *decoder) checkTLSItem(l *Listener, t *TLS, settings mapping) {
 	protocols, cas, domains := settings.value("protocols"), settings.value("clientCAFile"), settings.value("trustDomains")
 	ignored := settings.word("clientCertificates") == "ignored"
+	d.checkCredentials(settings.node, "clientCAFile")
+	d.needCertificate(settings.node, "tls")
+	casKey := "clientCAFile"
+	if n := settings.value("trust"); n != nil {
+		casKey = "trust"
+		if cas == nil {
+			cas = n
+		}
+	}
 	switch has := func(s string) bool { return slices.Contains(t.Protocols, s) }; {
 	case slices.Contains(l.Protocols, "proxy"):
 		d.errorf(settings.node, "give it a listener of its own", "tls has no effect: with proxy, nothing is read from the client but its PROXY header")
 	case has("hbone") && has("connect-h2"):
 		d.errorf(protocols, "give one of them a listener of its own", "hbone and connect-h2 begin with the same bytes and can't be told apart")
 	case has("hbone") && (cas == nil || t.Optional || ignored):
-		d.errorf(protocols, "add clientCAFile, and leave clientCertificates out", "hbone identifies its clients by certificates, which this listener does not require")
+		d.errorf(protocols, "add clientCAFile or trust, and leave clientCertificates out", "hbone identifies its clients by certificates, which this listener does not require")
 	case t.plain() && len(t.Protocols) > 1:
 		d.errorf(protocols, "give it names of its own: tls: [{names: [...], protocols: [tcp], ...}, ...]", "tcp can't be told apart from other protocols: it is whatever the service speaks")
 	}
@@ -67,6 +76,9 @@ func (d *decoder) checkTLSItem(l *Listener, t *TLS, settings mapping) {
 	}
 	if has := func(s string) bool { return slices.Contains(t.Protocols, s) }; has("connect-udp") && !has(carrier) {
 		d.errorf(protocols, "add "+carrier, "connect-udp is carried by %s, which this listener does not speak", carrier)
+	}
+	if n := settings.value("key"); n != nil && len(t.Names) == 0 && !l.any(t) {
+		d.errorf(n, "list them: names: [...]", "tls ends for no name: the certificate of a named key may change, so its names do not count")
 	}
 	if n := settings.value("alpn"); n != nil && !t.plain() {
 		d.errorf(n, "leave it out", "alpn has no effect: it is for the protocol tcp, and the others have their own")
@@ -85,17 +97,19 @@ func (d *decoder) checkTLSItem(l *Listener, t *TLS, settings mapping) {
 	}
 	switch {
 	case cas == nil || domains == nil:
+	case casKey == "trust":
+		d.errorf(domains, "leave it out", "trustDomains has no effect: trust names what clients are verified by")
 	case cas.Kind == yaml.MappingNode:
 		d.errorf(domains, "leave it out", "trustDomains has no effect: clientCAFile names the trust domains")
 	case len(trustDomains(settings)) > 1:
 		d.errorf(domains, byDomain("clientCAFile", trustDomains(settings)), "one clientCAFile for several trust domains: each of its CAs could speak for all of them")
 	}
 	if ignored && cas != nil {
-		d.errorf(cas, "leave one of them out", "clientCAFile has no effect: client certificates are ignored")
+		d.errorf(cas, "leave one of them out", "%s has no effect: client certificates are ignored", casKey)
 	}
 	for key, n := range map[string]*yaml.Node{"clientCertificates": settings.value("clientCertificates"), "trustDomains": domains} {
 		if n != nil && cas == nil && (key == "trustDomains" || !ignored) {
-			d.errorf(n, "add clientCAFile", "%s has no effect: there is nothing to verify a client's certificate by", key)
+			d.errorf(n, "add clientCAFile or trust", "%s has no effect: there is nothing to verify a client's certificate by", key)
 		}
 	}
 }
@@ -152,7 +166,7 @@ func (d *decoder) warnCertified() {
 // certificate.
 func (l *Listener) certified() (names []tunnel.Pattern) {
 	for i := range l.TLS {
-		if t := &l.TLS[i]; t.plain() && !t.Optional && (t.ClientCA != "" || len(t.Trust) > 0) {
+		if t := &l.TLS[i]; t.plain() && !t.Optional && (t.ClientCA != "" || len(t.Trust)+len(t.TrustNames) > 0) {
 			names = append(names, t.names()...)
 		}
 	}
@@ -172,7 +186,7 @@ func (d *decoder) checkNames() {
 			}
 			d.checkNamesOf(t, items[j])
 			names := t.names()
-			if len(names) == 0 && !l.any(t) {
+			if len(names) == 0 && !l.any(t) && len(t.Keys) == 0 { // else it was reported
 				d.errorf(items[j].node, "list them: names: [...]", "tls ends for no name: it lists none, and its certificates have none but wildcards")
 			}
 			for _, name := range names {
@@ -187,7 +201,10 @@ func (d *decoder) checkNames() {
 }
 
 func (d *decoder) checkNamesOf(l *TLS, at mapping) {
-	files := keyFiles(at)
+	certificates, called := d.certificatesOf(l, at)
+	if len(certificates) == 0 {
+		return
+	}
 	const most = 5 // names that are told of a certificate
 	for i, name := range l.Names {
 		if name == (tunnel.Pattern{}) {
@@ -195,20 +212,47 @@ func (d *decoder) checkNamesOf(l *TLS, at mapping) {
 		}
 		var covered []string
 		has := false
-		for j, pair := range l.Certificates {
+		for j, pair := range certificates {
 			c, err := pair.X509()
 			if err != nil || c.Leaf == nil {
 				return
 			}
 			if has = has || covers(c.Leaf, name); len(c.Leaf.DNSNames) > 0 {
 				some := c.Leaf.DNSNames[:min(len(c.Leaf.DNSNames), most)]
-				covered = append(covered, fmt.Sprintf("%s covers %s", clip(files[j].value("certificateFile").Value), strings.Join(some, ", ")))
+				covered = append(covered, fmt.Sprintf("%s covers %s", clip(called[j]), strings.Join(some, ", ")))
 			}
 		}
 		if !has {
 			d.errorf(at.item("names", i), strings.Join(covered, "; "), "tls.names: no certificate covers %q", name)
 		}
 	}
+}
+
+// certificatesOf returns what a listener's TLS presents, and what each is called; none
+// where that is not known before the gateway runs.
+func (d *decoder) certificatesOf(t *TLS, at mapping) (all []KeyPair, called []string) {
+	if len(t.Keys) == 0 {
+		for _, f := range keyFiles(at) {
+			called = append(called, f.value("certificateFile").Value)
+		}
+		return t.Certificates, called
+	}
+	for _, name := range t.Keys {
+		k := d.cfg.Identity.key(name)
+		if k == nil || k.Pair.Certificate == "" {
+			return nil, nil
+		}
+		all, called = append(all, k.Pair), append(called, "key "+name)
+	}
+	return all, called
+}
+
+// key returns the key with that name, nil if there is none.
+func (c *Identity) key(name string) *IdentityKey {
+	if c == nil {
+		return nil
+	}
+	return c.Keys[name]
 }
 
 // covers reports whether c has the name, as a listener's TLS looks for it.

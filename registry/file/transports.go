@@ -80,9 +80,7 @@ func (t *transport) check(d *decoder, at mapping) {
 
 func (t *GatewayTransport) check(d *decoder, at mapping) {
 	n := at.node
-	if has(n, "certificateFile") != has(n, "keyFile") {
-		d.errorf(n, "give both", "certificateFile and keyFile belong together")
-	}
+	d.checkCredentials(n, "caFile")
 	if has(n, "tokenFile") && has(n, "userFile") {
 		d.errorf(keyOf(n, "userFile"), "keep one of them", "a hop sends either a token or a user")
 	}
@@ -115,7 +113,7 @@ func (d *decoder) checkTransports(network *registry.Network, g *registry.Gateway
 			continue
 		}
 		seen[h.Proto] = true
-		if h.Proto == "sni" || h.Proto == "quic" || h.Proto == "hbone" && !has(n, "certificateFile") {
+		if h.Proto == "sni" || h.Proto == "quic" || h.Proto == "hbone" && !has(n, "certificateFile") && !has(n, "key") {
 			continue
 		}
 		hop := h.At(entries)
@@ -143,6 +141,6 @@ func (d *decoder) checkEntrance(network *registry.Network, g *registry.Gateway, 
 	if slices.ContainsFunc(list.Content, func(n *yaml.Node) bool { return n.Kind != yaml.ScalarNode || n.Value != "hbone" }) {
 		return
 	}
-	d.errorf(list, "write {protocol: hbone, certificateFile: FILE, keyFile: FILE}, or add another to its transports",
+	d.errorf(list, "write {protocol: hbone, certificateFile: FILE, keyFile: FILE} or {protocol: hbone, key: NAME}, or add another to its transports",
 		"gateway %q of network %q takes only %s, which needs a certificate", g.Address, clip(network.Name), strings.Join(g.Protocols(), " and "))
 }

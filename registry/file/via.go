@@ -39,17 +39,22 @@ type hopAccess struct {
 	HTTP2           bool     `yaml:"http2"`
 	CertificateFile string   `yaml:"certificateFile"`
 	KeyFile         string   `yaml:"keyFile"`
+	Key             string   `yaml:"key"`
 	ServerName      string   `yaml:"serverName" as:"host"` // "" means the host of its address
 	Peers           []string `yaml:"peers" what:"a SPIFFE id" as:"spiffe" empty:""`
 	Behind          []string `yaml:"behind" what:"a SPIFFE id" as:"spiffe" empty:""`
 	TokenFile       string   `yaml:"tokenFile"`
 	UserFile        string   `yaml:"userFile"`
 	CAFile          caFiles  `yaml:"caFile"`
+	Trust           []string `yaml:"trust,single" what:"trust" unique:"trust" empty:"name trust of identity.trust"`
 }
 
 // registered returns a as the registry has it, without the content of its files.
 func (a *hopAccess) registered() registry.Hop {
-	return registry.Hop{Insecure: a.Insecure, HTTP2: a.HTTP2, ServerName: a.ServerName, Peers: readable(a.Peers), InnerPeers: readable(a.Behind)}
+	return registry.Hop{
+		Insecure: a.Insecure, HTTP2: a.HTTP2, ServerName: a.ServerName, Peers: readable(a.Peers), InnerPeers: readable(a.Behind),
+		KeyName: a.Key, TrustNames: readable(a.Trust),
+	}
 }
 
 // registered returns h as the registry has it, without the content of its files.
@@ -125,7 +130,7 @@ func (d *decoder) checkAccess(n *yaml.Node, protocol string, hasTLS bool) {
 	if has(n, "behind") && protocol != "hbone" {
 		d.errorf(keyOf(n, "behind"), "leave it out", "behind has no effect: it is for hbone only")
 	}
-	for _, key := range []string{"peers", "serverName"} {
+	for _, key := range []string{"peers", "serverName", "key", "trust"} {
 		if has(n, key) && !hasTLS && protocol != "socks5" {
 			d.errorf(keyOf(n, key), "use TLS there, or leave it out", "%s has no effect: there is no TLS to the gateway", key)
 		}
@@ -139,13 +144,13 @@ func (d *decoder) checkAccess(n *yaml.Node, protocol string, hasTLS bool) {
 				d.errorf(keyOf(n, key), "leave it out", "%s has no effect: hbone knows its callers by their certificates", key)
 			}
 		}
-		d.need(n, "a hop by hbone", "certificateFile")
+		d.needCertificate(n, "a hop by hbone")
 	}
 	if protocol == "socks5" {
 		if has(n, "tokenFile") {
 			d.errorf(keyOf(n, "tokenFile"), "use userFile", "tokenFile has no effect: socks5 knows its callers by a name and a password")
 		}
-		for _, key := range []string{"certificateFile", "keyFile", "caFile", "peers", "serverName"} {
+		for _, key := range []string{"certificateFile", "keyFile", "key", "caFile", "trust", "peers", "serverName"} {
 			if has(n, key) {
 				d.errorf(keyOf(n, key), "leave it out", "%s has no effect: socks5 has no TLS of its own", key)
 			}
@@ -156,9 +161,7 @@ func (d *decoder) checkAccess(n *yaml.Node, protocol string, hasTLS bool) {
 	if has(n, "http2") && protocol != "websocket" {
 		d.errorf(keyOf(n, "http2"), "leave it out", "http2 has no effect: it is for websocket only")
 	}
-	if has(n, "certificateFile") != has(n, "keyFile") {
-		d.errorf(n, "give both", "certificateFile and keyFile belong together")
-	}
+	d.checkCredentials(n, "caFile")
 }
 
 // checkSecrets finds credentials that would be sent in the clear. The first hop
@@ -176,14 +179,10 @@ func (d *decoder) checkSecrets(n, at *yaml.Node, hop *registry.Hop, first bool) 
 // speaks.
 func (d *decoder) checkPeers(n *yaml.Node, hop *registry.Hop) {
 	cas := valueOf(n, "caFile")
-	var domains []string
-	for _, id := range slices.Concat(hop.Peers, hop.InnerPeers) {
-		domain, _, _ := strings.Cut(strings.TrimPrefix(id, "spiffe://"), "/")
-		if !slices.Contains(domains, domain) {
-			domains = append(domains, domain)
-		}
-	}
+	domains := domainsOf(slices.Concat(hop.Peers, hop.InnerPeers))
 	switch {
+	case len(hop.TrustNames) > 0:
+		d.checkTrustOf(n, "peers or behind", domains)
 	case cas == nil || cas.Kind != yaml.MappingNode:
 		if len(domains) > 1 {
 			what := "one caFile"

@@ -1,0 +1,125 @@
+package file
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// This file has the keys and trust that listeners, hops and services name: those of
+// identity.keys and identity.trust, in place of files of their own.
+
+// checkCredentials finds names next to the files that they take the place of, and half a
+// certificate. caKey is the key that trust takes the place of.
+func (d *decoder) checkCredentials(n *yaml.Node, caKey string) {
+	if n.Kind != yaml.MappingNode {
+		return
+	}
+	if has(n, "key") {
+		for _, other := range []string{"certificateFile", "certificates", "keyFile"} {
+			if has(n, other) {
+				d.errorf(keyOf(n, "key"), "keep key, whose certificate is in identity.keys, or "+other+"; the file of a private key is keyFile", "key and %s both have a certificate to present", other)
+				break
+			}
+		}
+	} else if has(n, "certificateFile") != has(n, "keyFile") {
+		d.errorf(n, "give both", "certificateFile and keyFile belong together")
+	}
+	if has(n, "trust") && has(n, caKey) {
+		d.errorf(keyOf(n, "trust"), "keep trust, whose CAs are in identity.trust, or "+caKey, "trust and %s both have CAs to verify by", caKey)
+	}
+}
+
+// needCertificate adds an error if an object names no certificate at all.
+func (d *decoder) needCertificate(n *yaml.Node, what string) {
+	if n.Kind == yaml.MappingNode && !has(n, "key") && !has(n, "certificateFile") && !has(n, "keyFile") {
+		d.errorf(n, "add certificateFile and keyFile, or key: NAME with the name of one in identity.keys", "%s needs a certificate", what)
+	}
+}
+
+// checkTrustOf finds trust domains, of the SPIFFE ids of a key, that none of the trust
+// speaks for which an object names.
+func (d *decoder) checkTrustOf(n *yaml.Node, idsKey string, domains []string) {
+	trust := mapping{n}.words("trust")
+	for _, domain := range domains {
+		if !slices.Contains(trust, domain) {
+			d.errorf(keyOf(n, "trust"), fmt.Sprintf("add %q to it", clip(domain)), "trust has no %q, the trust domain of an ID in %s", clip(domain), idsKey)
+		}
+	}
+}
+
+// domainsOf returns the trust domains of SPIFFE ids, each once. Other names have none.
+func domainsOf(ids []string) (domains []string) {
+	for _, id := range ids {
+		rest, ok := strings.CutPrefix(id, "spiffe://")
+		domain, _, _ := strings.Cut(rest, "/")
+		if ok && !slices.Contains(domains, domain) {
+			domains = append(domains, domain)
+		}
+	}
+	return domains
+}
+
+// checkCredentialNames finds names of keys and trust that identity does not have.
+func (d *decoder) checkCredentialNames() {
+	for i := range d.cfg.Listeners {
+		for _, at := range tlsItems(d.listener(i)) {
+			d.knownCredentials(at, "clientCAFile")
+		}
+	}
+	hops := func(at mapping, key string, n int) {
+		for i := range n {
+			d.knownCredentials(mapping{at.item(key, i)}, "caFile")
+		}
+	}
+	for i := range d.cfg.Networks {
+		network, at := &d.cfg.Networks[i], d.network(i)
+		hops(at, "via", len(network.Via))
+		for j := range network.Gateways {
+			hops(mapping{at.item("gateways", j)}, "transports", len(network.Gateways[j].Transports))
+		}
+	}
+	d.knownCredentials(d.gatewayTransport(), "caFile")
+	for i, s := range d.cfg.Services {
+		at := d.services[i]
+		if at.node == nil {
+			continue // it was read before, and names nothing
+		}
+		hops(at, "via", len(s.Via))
+		for j := range s.Endpoints {
+			hops(mapping{at.item("endpoints", j)}, "via", len(s.Endpoints[j].Hops()))
+		}
+		d.knownCredentials(at.object("tls"), "caFile")
+	}
+}
+
+// knownCredentials finds names of keys and trust at an object that identity does not have.
+func (d *decoder) knownCredentials(at mapping, caKey string) {
+	if at.node == nil || at.node.Kind != yaml.MappingNode {
+		return
+	}
+	var keys, trust []string
+	if c := d.cfg.Identity; c != nil {
+		keys, trust = slices.Sorted(maps.Keys(c.Keys)), slices.Sorted(maps.Keys(c.Trust))
+	}
+	d.known(at, "key", "keys", "key", keys, "certificateFile and keyFile")
+	d.known(at, "trust", "trust", "trust", trust, caKey)
+}
+
+// known finds names in the value of a key that a section of identity does not have.
+func (d *decoder) known(at mapping, key, section, what string, names []string, fileKey string) {
+	in := d.root.object("identity").object(section)
+	for i, name := range at.words(key) {
+		if slices.Contains(names, name) || in.value(name) != nil || name == "" { // else it was reported
+			continue
+		}
+		hint := fmt.Sprintf("add it to identity.%s, or name files: %s", section, fileKey)
+		if m := meant(name, names); m != "" {
+			hint = fmt.Sprintf("did you mean %q?", m)
+		}
+		d.errorf(at.item(key, i), hint, "there is no %s %q in identity.%s", what, clip(name), section)
+	}
+}
