@@ -40,7 +40,7 @@ var layers = []struct {
 	{"connect/socks5", []string{"tunnel"}, "a protocol knows the seams and no other protocol"},
 	{"connect/ws", []string{"connect", "tunnel"}, "another way to begin a stream by an HTTP request"},
 	{"identity", []string{"tunnel"}, "keys, bundles and whom a certificate names; where they come from is a source's business"},
-	{"identity/files", []string{"identity"}, "a source of keys and bundles knows no other source"},
+	{"identity/files", []string{"identity", "internal/background", "internal/filewatch"}, "a source of keys and bundles knows no other source"},
 	{"identity/spiffe", []string{"identity"}, "a source of keys and bundles knows no other source"},
 	{"identity/spiffe/spiffetest", []string{"internal/testca"}, "an agent for tests issues what its CA signs"},
 	{"identity/bundle", []string{"identity"}, "a source of bundles knows no other source"},
@@ -52,7 +52,7 @@ var layers = []struct {
 	{"internal/udp", []string{"tunnel"}, "datagrams are decided by the same seams; what reads them is given to it"},
 	{"registry", []string{"internal/background", "policy", "tunnel"}, "the table answers requests; where it comes from is a source's business"},
 	{"registry/checks", []string{"internal/background", "registry", "tunnel"}, "a check knows the table and how to dial"},
-	{"registry/file", []string{"internal/background", "internal/edits", "policy", "registry", "tunnel"}, "a source knows the table and no other source"},
+	{"registry/file", []string{"internal/background", "internal/edits", "internal/filewatch", "policy", "registry", "tunnel"}, "a source knows the table and no other source"},
 	{"registry/alloc", []string{"registry", "tunnel"}, "which port or address is whose is arithmetic and a file"},
 	{"registry/snapshot", []string{"internal/background", "policy", "registry", "registry/alloc", "tunnel"}, "the snapshots of a source are saved whatever source it is"},
 	{"internal/names", []string{"dns", "registry", "tunnel"}, "the table in the words of DNS; neither knows the other"},
@@ -91,7 +91,7 @@ var homes = map[string]string{
 	"golang.org/x/net/ipv6":               "dns",
 	"go.yaml.in/yaml":                     "registry/file",
 	"sigs.k8s.io/yaml":                    "deploy", // the one that Helm writes with: a sum of its output is the same
-	"github.com/fsnotify/fsnotify":        "registry/file",
+	"github.com/fsnotify/fsnotify":        "internal/filewatch",
 	"golang.org/x/net/idna":               "registry/file",
 	"golang.org/x/crypto/cryptobyte":      "sni",
 	"golang.org/x/sys/windows":            "registry/alloc", // LockFileEx, which syscall lacks

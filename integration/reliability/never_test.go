@@ -393,7 +393,7 @@ func TestLoopbackIsNotTrusted(t *testing.T) {
 // strips the monotonic clock from a time is allowed where it is listed.
 func TestTimesAreMonotonic(t *testing.T) {
 	allowed := map[string]string{
-		"registry/file/source.go UnixNano":         "the age of a file, compared for equality",
+		"internal/filewatch/watch.go UnixNano":     "the age of a file, compared for equality",
 		"tunnel/record.go UnixNano":                "when a tunnel began, to be shown; its age is kept beside it",
 		"internal/admin/tunnels.go UTC":            "likewise",
 		"internal/admin/refusals.go UTC":           "when a client was refused, to be shown",
@@ -411,7 +411,7 @@ func TestTimesAreMonotonic(t *testing.T) {
 	strips := map[string]bool{"Unix": true, "UnixNano": true, "UnixMilli": true, "UnixMicro": true, "Truncate": true, "UTC": true, "Local": true, "In": true, "AddDate": true}
 	used := map[string]bool{}
 	for _, folder := range []string{"tunnel", "tunnel/internal/poll", "tunnel/internal/relay", "sni", "connect", "connect/internal/mux", "connect/h2", "connect/h3", "connect/hbone", "connect/proxyproto", "connect/socks5", "connect/ws",
-		"internal/termination", "internal/udp", "registry", "registry/checks", "registry/file", "registry/alloc", "internal/gateway", "internal/gateway/inbound", "internal/gateway/upstream", "internal/admin", "internal/metrics", "dns"} {
+		"internal/termination", "internal/udp", "registry", "registry/checks", "registry/file", "internal/filewatch", "registry/alloc", "internal/gateway", "internal/gateway/inbound", "internal/gateway/upstream", "internal/admin", "internal/metrics", "dns"} {
 		files, err := filepath.Glob(filepath.Join("../..", folder, "*.go"))
 		if err != nil || len(files) == 0 {
 			t.Fatalf("no Go files in %s (%v)", folder, err)

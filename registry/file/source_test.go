@@ -365,31 +365,6 @@ func TestRemovedRouteIsGone(t *testing.T) {
 	testnet.Eventually(t, reloadTimeout, func() bool { return !f.serves("a.test") }, "an explicitly empty list")
 }
 
-// A system that gives no notices is polled.
-func TestSourceWithoutNotices(t *testing.T) {
-	var w watch
-	w.log = slog.New(slog.DiscardHandler)
-	w.start()
-	w.stop() // closed: from here on it is deaf
-	w.watcher, w.events, w.errors = nil, nil, nil
-	path := filepath.Join(t.TempDir(), "culvert.yaml")
-	write(t, path, config(1, "a.test"))
-	w.follow([]string{path})
-	seen := w.stamps()
-	replace(t, path, config(1, "another.test")) // of another size: both may be written in one tick of the clock
-	src := &Source{Path: path}
-	src.init()
-	ticker := time.NewTicker(poll)
-	defer ticker.Stop()
-	start := time.Now()
-	if _, err := src.wait(t.Context(), &w, seen, ticker.C); err != nil {
-		t.Fatal(err)
-	}
-	if took := time.Since(start); took > 5*time.Second {
-		t.Errorf("a change without notice took %v", took)
-	}
-}
-
 // A file that is gone or broken leaves the table as it is, and says so until it
 // can be read again. The same file again is no new table.
 func TestSourceSaysWhenItIsLost(t *testing.T) {
