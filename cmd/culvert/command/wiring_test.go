@@ -47,6 +47,7 @@ type running struct {
 	addrs  []string // of the listeners, in order
 	log    *syncBuffer
 	source *file.Source
+	ids    *identities
 	*gateway.Gateway
 }
 
@@ -113,7 +114,7 @@ func startFile(t *testing.T, files map[string]string) *running {
 		t.Fatal(err)
 	}
 	t.Cleanup(ids.close)
-	cfg.Identity = ids.store
+	r.ids, cfg.Identity = ids, ids.store
 	g, err := gateway.New(t.Context(), cfg)
 	if err != nil {
 		t.Fatal(err)
@@ -139,7 +140,7 @@ func startFile(t *testing.T, files map[string]string) *running {
 	return r
 }
 
-// loadAnyPort is file.Reload of a file in which port 1 of a listener stands for any free
+// loadAnyPort is file.Reload of a file in which ports 1 and 4 of listeners stand for any free
 // one, and so do 2 of the admin port and 3 of DNS: a file has to name its ports.
 func loadAnyPort(path string, current *file.Config) (*file.Config, error) {
 	c, err := file.Reload(path, current)
@@ -158,8 +159,10 @@ func loadAnyPort(path string, current *file.Config) (*file.Config, error) {
 		}
 	}
 	for i, l := range c.Listeners {
-		if host, ok := strings.CutSuffix(l.Address, ":1"); ok {
-			c.Listeners[i].Address = host + ":0"
+		for _, any := range []string{":1", ":4"} {
+			if host, ok := strings.CutSuffix(l.Address, any); ok {
+				c.Listeners[i].Address = host + ":0"
+			}
 		}
 	}
 	return c, nil
