@@ -52,6 +52,11 @@ type EndedTLS struct {
 	// Chain has the client's certificates, verified, the leaf first. Nil for none.
 	Chain []*x509.Certificate
 
+	// Version and CipherSuite are those of crypto/tls, and Certificate is the one that the
+	// gateway has shown. They are zero where they are not known.
+	Version, CipherSuite uint16
+	Certificate          *x509.Certificate
+
 	// Exporter returns keying material of the session, RFC 8446 section 7.5.
 	Exporter func(label string, context []byte, length int) ([]byte, error)
 }

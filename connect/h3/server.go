@@ -236,6 +236,7 @@ func (s *Server) accept(ctx context.Context, qc *quic.Conn, tr *quic.Transport, 
 	if k.tls.Peer = a.peer; a.peer.Method != "" {
 		k.tls.Chain = cs.PeerCertificates
 	}
+	k.tls.Version, k.tls.CipherSuite = cs.Version, cs.CipherSuite
 	k.tls.Exporter = exporter{qc}.export
 	s.mu.Lock()
 	if s.conns == nil {

@@ -48,6 +48,7 @@ func (*ConnHeader) Read(ctx context.Context, c *tunnel.Conn) (context.Context, e
 		switch err {
 		case nil:
 			c.Discard(n)
+			h.SSL, h.Assertion = nil, "" // nobody decides by them, and they would be kept with the connection
 			if h.Source.IsValid() {
 				c.SetSource(h.Source)
 			}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -24,6 +25,18 @@ const telling = time.Second
 // The endpoint has to be one that expects it.
 type Layer struct {
 	Version int // 1 or 2
+
+	// Identity adds what the gateway knows of the client's TLS that it has ended, the
+	// client's certificate included (SSL). It is of version 2. The certificate is left out
+	// where the header would be too large; the rest says that there is one.
+	Identity bool
+
+	// Assert, if set, returns an assertion of who made req, for the connection c alone. It
+	// is of version 2. Without it nothing is sent. "" means that there is nothing to say.
+	Assert func(c net.Conn, req *tunnel.Request) (string, error)
+
+	// TooLarge, if set, is told of the bytes of a certificate that was left out.
+	TooLarge func(ep *tunnel.Endpoint, bytes int)
 }
 
 // Handshake tells ep, over c, of the client that made req, and returns c. It closes c
@@ -34,7 +47,7 @@ type Layer struct {
 // says nothing to a service. A unique id that a proxy in
 // front gave the connection is passed on.
 func (l Layer) Handshake(ctx context.Context, c net.Conn, ep *tunnel.Endpoint, req *tunnel.Request) (net.Conn, error) {
-	b, err := l.header(ctx, ep, req)
+	b, err := l.header(ctx, c, ep, req)
 	if err != nil {
 		_ = c.Close()
 		return nil, err
@@ -42,7 +55,8 @@ func (l Layer) Handshake(ctx context.Context, c net.Conn, ep *tunnel.Endpoint, r
 	return tell(c, b, ep.String())
 }
 
-func (l Layer) header(ctx context.Context, ep *tunnel.Endpoint, req *tunnel.Request) ([]byte, error) {
+// header returns what to send over c; c is nil where it is not dialed yet.
+func (l Layer) header(ctx context.Context, c net.Conn, ep *tunnel.Endpoint, req *tunnel.Request) ([]byte, error) {
 	h := Header{Version: l.Version, Source: unmapped(req.Source), Destination: unmapped(ep.Addr), Authority: req.Name.String()}
 	if !ep.Addr.Addr().IsValid() {
 		none := netip.IPv4Unspecified()
@@ -64,7 +78,23 @@ func (l Layer) header(ctx context.Context, ep *tunnel.Endpoint, req *tunnel.Requ
 		_, _ = rand.Read(id[:]) // never fails
 		h.UniqueID = hex.EncodeToString(id[:])
 	}
+	if l.Identity {
+		h.SSL = sslOf(req.TLS)
+	}
+	if l.Assert != nil {
+		var err error
+		if h.Assertion, err = l.Assert(c, req); err != nil {
+			return nil, &tunnel.Error{Reason: tunnel.Internal, Err: fmt.Errorf("the caller's identity cannot be told to %s: %w", ep, err)}
+		}
+	}
 	b, err := h.Append(nil)
+	if errors.Is(err, errTooLarge) && h.SSL != nil && h.SSL.ClientCertificate != nil {
+		if l.TooLarge != nil {
+			l.TooLarge(ep, len(h.SSL.ClientCertificate))
+		}
+		h.SSL.ClientCertificate = nil
+		b, err = h.Append(nil)
+	}
 	if err != nil {
 		return nil, &tunnel.Error{Reason: tunnel.Internal, Err: err}
 	}
@@ -97,7 +127,7 @@ func (d *Dialer) Info() tunnel.TransportInfo { return tunnel.TransportInfo{} }
 // Dial implements tunnel.Transport. A header that can't be written is no reason to
 // dial.
 func (d *Dialer) Dial(ctx context.Context, ep *tunnel.Endpoint, req *tunnel.Request) (net.Conn, error) {
-	b, err := Layer{d.Version}.header(ctx, ep, req)
+	b, err := Layer{Version: d.Version}.header(ctx, nil, ep, req)
 	if err != nil {
 		return nil, err
 	}

@@ -20,7 +20,8 @@
 //
 //	&proxyproto.Dialer{Version: 2, Dialer: &tunnel.NetDialer{Guard: guard}}
 //
-// What a header says of a certificate (the SSL TLV) is not read: an identity
+// What a header says of a certificate (the SSL TLV) and of the caller (an assertion)
+// is read for who wants to look at it, and no ConnHeader makes an identity of it: that
 // comes from what was verified on this hop, and from nothing that is told.
 //
 // # Stability

@@ -21,6 +21,8 @@ const (
 	headV2      = 16      // signature, version and command, family, length: section 2.2
 	maxV2       = 4 << 10 // bytes behind that; a client's certificate fits, and the library takes no more
 	maxUniqueID = 128     // bytes: section 2.2.5
+
+	maxAssertion = 1536 // bytes: as package delegation has it
 )
 
 // Openings of the two versions.
@@ -45,6 +47,9 @@ var ErrMore = errors.New("proxyproto: more bytes are needed")
 // errNone says that the connection does not begin with a header.
 var errNone = errors.New("it begins like neither version")
 
+// errTooLarge says that a header has more bytes than readers take.
+var errTooLarge = errors.New("the header is too large")
+
 // A Header is what a proxy says of a connection.
 type Header struct {
 	Version int  // 1 or 2
@@ -59,6 +64,11 @@ type Header struct {
 	Authority string // the name the client asked for, valid UTF-8
 	ALPN      string
 	UniqueID  string // of the connection, at most 128 bytes
+
+	// SSL is what the proxy says of the client's TLS; nil for nothing. Assertion is who it
+	// says the caller is, which nobody has verified: see package delegation.
+	SSL       *SSL
+	Assertion string
 }
 
 // Parse reads the header that b begins with, and returns its length. The error
@@ -170,7 +180,7 @@ func (h *Header) setTLVs(w *wire.Header, b []byte) error {
 	seen := map[wire.PP2Type]bool{}
 	for _, v := range tlvs {
 		switch v.Type {
-		case wire.PP2_TYPE_ALPN, wire.PP2_TYPE_AUTHORITY, wire.PP2_TYPE_CRC32C, wire.PP2_TYPE_UNIQUE_ID, wire.PP2_TYPE_SSL, wire.PP2_TYPE_NETNS:
+		case wire.PP2_TYPE_ALPN, wire.PP2_TYPE_AUTHORITY, wire.PP2_TYPE_CRC32C, wire.PP2_TYPE_UNIQUE_ID, wire.PP2_TYPE_SSL, wire.PP2_TYPE_NETNS, typeAssertion:
 			if seen[v.Type] {
 				return fmt.Errorf("value %#02x is repeated", byte(v.Type))
 			}
@@ -184,6 +194,15 @@ func (h *Header) setTLVs(w *wire.Header, b []byte) error {
 				return fmt.Errorf("authority %q is not UTF-8", v.Value[:min(len(v.Value), 80)])
 			}
 			h.Authority = string(v.Value)
+		case wire.PP2_TYPE_SSL:
+			if h.SSL, err = parseSSL(v.Value); err != nil {
+				return err
+			}
+		case typeAssertion:
+			if len(v.Value) > maxAssertion {
+				return fmt.Errorf("an assertion of %d bytes, limit %d", len(v.Value), maxAssertion)
+			}
+			h.Assertion = string(v.Value)
 		case wire.PP2_TYPE_UNIQUE_ID:
 			if len(v.Value) > maxUniqueID {
 				return fmt.Errorf("a unique id of %d bytes, limit %d", len(v.Value), maxUniqueID)
@@ -203,6 +222,9 @@ func (h *Header) setTLVs(w *wire.Header, b []byte) error {
 
 // castagnoli is the polynomial of CRC32C, RFC 3720.
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// typeAssertion is among the types that section 2.2 leaves to applications.
+const typeAssertion wire.PP2Type = 0xE1
 
 // checksum is that of a whole header of version 2, in which its own place
 // counts as zeros: section 2.2.3. The header's TLVs are well-formed.
@@ -240,6 +262,9 @@ func (h *Header) Append(b []byte) ([]byte, error) {
 	if h.Source.IsValid() && h.Destination.IsValid() && !h.Local {
 		w = *wire.HeaderProxyFromAddrs(byte(h.Version), tcpAddr(h.Source), tcpAddr(h.Destination))
 	}
+	if w.Command == wire.LOCAL && !h.Local && (h.SSL != nil || h.Assertion != "") {
+		w.Command = wire.PROXY // UNSPEC, whose values are read
+	}
 	if h.Version == 1 {
 		line, err := w.Format()
 		if err != nil {
@@ -250,6 +275,12 @@ func (h *Header) Append(b []byte) ([]byte, error) {
 	if len(h.UniqueID) > maxUniqueID {
 		return nil, fmt.Errorf("proxyproto: a unique id of %d bytes, limit %d", len(h.UniqueID), maxUniqueID)
 	}
+	if n := h.SSL.size(); n > maxV2 {
+		return nil, fmt.Errorf("proxyproto: %w: %d bytes, limit %d", errTooLarge, n, maxV2)
+	}
+	if len(h.Assertion) > maxAssertion {
+		return nil, fmt.Errorf("proxyproto: an assertion of %d bytes, limit %d", len(h.Assertion), maxAssertion)
+	}
 	var tlvs []wire.TLV
 	for _, v := range []struct {
 		kind  wire.PP2Type
@@ -258,6 +289,8 @@ func (h *Header) Append(b []byte) ([]byte, error) {
 		{wire.PP2_TYPE_AUTHORITY, h.Authority},
 		{wire.PP2_TYPE_ALPN, h.ALPN},
 		{wire.PP2_TYPE_UNIQUE_ID, h.UniqueID},
+		{wire.PP2_TYPE_SSL, h.SSL.value()},
+		{typeAssertion, h.Assertion},
 		{wire.PP2_TYPE_CRC32C, "\x00\x00\x00\x00"},
 	} {
 		if v.value != "" {
@@ -272,7 +305,7 @@ func (h *Header) Append(b []byte) ([]byte, error) {
 		return nil, fmt.Errorf("proxyproto: %w", err)
 	}
 	if len(out) > headV2+maxV2 {
-		return nil, fmt.Errorf("proxyproto: a header of %d bytes, limit %d", len(out)-headV2, maxV2)
+		return nil, fmt.Errorf("proxyproto: %w: %d bytes, limit %d", errTooLarge, len(out)-headV2, maxV2)
 	}
 	// The checksum is the last value.
 	binary.BigEndian.PutUint32(out[len(out)-crc32.Size:], checksum(out))

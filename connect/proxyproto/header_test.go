@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"net/netip"
+	"reflect"
 	"strings"
 	"testing"
 
@@ -74,8 +75,24 @@ var goodRows = []goodRow{
 		"v2 with values nobody knows", v2(0x21, 0x11, ends4, tlv(0xe0, "x"), tlv(0xe0, "y"), tlv(0xff, ""), tlv(0x77, "z"), tlv(4, strings.Repeat("\x00", 64)), tlv(4, "")),
 		Header{Version: 2, Source: ap("198.51.100.7:56789"), Destination: ap("192.0.2.1:443")},
 	},
-	{ // client=7, verify=0, a CN: nothing of it is taken over
+	{ // client=7, verify=0, a CN
 		"v2 with an identity", v2(0x21, 0x11, ends4, tlv(0x20, "\x07\x00\x00\x00\x00"+string(tlv(0x22, "root")))),
+		Header{Version: 2, Source: ap("198.51.100.7:56789"), Destination: ap("192.0.2.1:443"), SSL: &SSL{Certificate: true, Session: true, Verified: true, CN: "root"}},
+	},
+	{
+		"v2 with all of SSL and an assertion", withCRC(v2(0x21, 0x11, ends4, tlv(0x20, "\x03\x00\x00\x00\x00"+string(bytes.Join([][]byte{
+			tlv(0x21, "TLSv1.3"), tlv(0x22, "web"), tlv(0x23, "TLS_AES_128_GCM_SHA256"), tlv(0x24, "ecdsa-with-SHA256"), tlv(0x25, "EC256"), tlv(0x26, "X25519"), tlv(0x28, "\x30\x00"),
+		}, nil))), tlv(0xe1, "a.b.c"), place)),
+		Header{Version: 2, Source: ap("198.51.100.7:56789"), Destination: ap("192.0.2.1:443"), Assertion: "a.b.c", SSL: &SSL{
+			Certificate: true, Verified: true, Version: "TLSv1.3", CN: "web", Cipher: "TLS_AES_128_GCM_SHA256", SigAlg: "ecdsa-with-SHA256", KeyAlg: "EC256", ClientCertificate: []byte{0x30, 0},
+		}},
+	},
+	{
+		"v2 with a certificate that was not verified", v2(0x21, 0x11, ends4, tlv(0x20, "\x03\x00\x00\x00\x12")),
+		Header{Version: 2, Source: ap("198.51.100.7:56789"), Destination: ap("192.0.2.1:443"), SSL: &SSL{Certificate: true}},
+	},
+	{
+		"v2 without TLS", v2(0x21, 0x11, ends4, tlv(0x20, "\x00\x00\x00\x00\x00"+string(tlv(0x22, "root")))),
 		Header{Version: 2, Source: ap("198.51.100.7:56789"), Destination: ap("192.0.2.1:443")},
 	},
 	{"v2 largest", v2(0x21, 0x11, ends4, tlv(0xe0, strings.Repeat("x", maxV2-12-3))), Header{Version: 2, Source: ap("198.51.100.7:56789"), Destination: ap("192.0.2.1:443")}},
@@ -145,6 +162,13 @@ var badRows = []struct {
 	{"v2 two ids", v2(0x21, 0x11, ends4, tlv(5, "a"), tlv(5, "a")), "repeated"},
 	{"v2 two checksums", withCRC(v2(0x21, 0x11, ends4, place, place)), "checksum"},
 	{"v2 two identities", v2(0x21, 0x11, ends4, tlv(0x20, "\x00\x00\x00\x00\x00"), tlv(0x20, "\x00\x00\x00\x00\x00")), "repeated"},
+	{"v2 short identity", v2(0x21, 0x11, ends4, tlv(0x20, "\x01\x00\x00\x00")), "has 4 bytes, want at least 5"},
+	{"v2 identity with a value over its end", v2(0x21, 0x11, ends4, tlv(0x20, "\x01\x00\x00\x00\x00\x22\x00\x05x")), "truncated"},
+	{"v2 identity with two names", v2(0x21, 0x11, ends4, tlv(0x20, "\x07\x00\x00\x00\x00"+string(tlv(0x22, "web"))+string(tlv(0x22, "root")))), "value 0x22 of the value SSL is repeated"},
+	{"v2 identity with two certificates", v2(0x21, 0x11, ends4, tlv(0x20, "\x07\x00\x00\x00\x00"+string(tlv(0x28, "a"))+string(tlv(0x28, "a")))), "value 0x28 of the value SSL is repeated"},
+	{"v2 identity not UTF-8", v2(0x21, 0x11, ends4, tlv(0x20, "\x07\x00\x00\x00\x00"+string(tlv(0x22, "\xff")))), "value 0x22 of the value SSL is not UTF-8"},
+	{"v2 two assertions", v2(0x21, 0x11, ends4, tlv(0xe1, "a"), tlv(0xe1, "b")), "repeated"},
+	{"v2 assertion of 1537 bytes", v2(0x21, 0x11, ends4, tlv(0xe1, strings.Repeat("x", 1537))), "limit 1536"},
 	{"v2 authority not UTF-8", v2(0x21, 0x11, ends4, tlv(2, "a\xff.test")), "not UTF-8"},
 	{"v2 id of 129 bytes", v2(0x21, 0x11, ends4, tlv(5, strings.Repeat("x", 129))), "limit 128"},
 	{"v2 checksum of zeros", v2(0x21, 0x11, ends4, place), "checksum"},
@@ -168,7 +192,7 @@ func TestParse(t *testing.T) {
 			behind := append(bytes.Clone(row.in), "PROXY TCP4 and what the client says"...)
 			before := bytes.Clone(behind)
 			got, n, err := Parse(behind)
-			if got != row.want || n != len(row.in) || err != nil {
+			if !reflect.DeepEqual(got, row.want) || n != len(row.in) || err != nil {
 				t.Errorf("got %+v, %d bytes, %v; want %+v, %d bytes", got, n, err, row.want, len(row.in))
 			}
 			if !bytes.Equal(behind, before) {
@@ -229,8 +253,9 @@ func TestChecksum(t *testing.T) {
 	want := Header{
 		Version: 2, Source: ap("127.0.0.1:33826"), Destination: ap("127.0.0.1:18081"),
 		Authority: "svc.example.test", ALPN: "h2", UniqueID: "id-127.0.0.1",
+		SSL: &SSL{Version: "TLSv1.3"}, // it has no certificate, and HAProxy says that it is verified
 	}
-	if err != nil || n != len(b) || h != want {
+	if err != nil || n != len(b) || !reflect.DeepEqual(h, want) {
 		t.Errorf("got %+v, %d bytes, %v; want %+v of %d", h, n, err, want, len(b))
 	}
 	for i := headV2; i < len(b); i++ {

@@ -136,15 +136,23 @@ func newKeySet(k *Keys, alpn []string, own bool) (*KeySet, error) {
 
 // configFor returns the configuration of one handshake. verified is called with the
 // identity of a client that has one, before the handshake is complete: whoever calls
-// must believe it only afterwards.
+// must believe it only afterwards. shown is called with the certificate that such a client
+// gets; for others it is not known.
 //
 // crypto/tls only asks for the certificate: it would verify it by all CAs alike.
-func (r *KeySet) configFor(verified func(tunnel.Peer)) *tls.Config {
+func (r *KeySet) configFor(verified func(tunnel.Peer), shown func(*tls.Certificate)) *tls.Config {
 	if r.verifier == nil {
 		return r.config
 	}
 	cfg := r.config.Clone()
 	cfg.ClientCAs = r.hint()
+	cfg.GetCertificate = func(hello *tls.ClientHelloInfo) (*tls.Certificate, error) {
+		c, err := r.certificate(hello)
+		if err == nil {
+			shown(c)
+		}
+		return c, err
+	}
 	cfg.VerifyConnection = func(cs tls.ConnectionState) error {
 		if len(cs.PeerCertificates) == 0 {
 			return nil // ClientAuth decides

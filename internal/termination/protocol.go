@@ -3,6 +3,7 @@ package termination
 import (
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
@@ -113,7 +114,7 @@ func (p *Protocol) Inner() (all []tunnel.Protocol) {
 // identity of a client that has one; it is only true if the handshake completes.
 func (p *Protocol) Config(n tunnel.Name, verified func(tunnel.Peer)) *tls.Config {
 	if i := p.items.Load().find(n); i != nil {
-		return i.keys.configFor(verified)
+		return i.keys.configFor(verified, func(*tls.Certificate) {})
 	}
 	return nil
 }
@@ -236,7 +237,8 @@ func (r *KeySet) handshake(ctx context.Context, c *tunnel.Conn, asked *tunnel.Re
 	defer held.Set(0)
 	transport := &tlsTransport{Conn: c, left: MaxHandshake}
 	var peer tunnel.Peer
-	t := tls.Server(transport, r.configFor(func(p tunnel.Peer) { peer = p }))
+	var shown *x509.Certificate
+	t := tls.Server(transport, r.configFor(func(p tunnel.Peer) { peer = p }, func(c *tls.Certificate) { shown = c.Leaf }))
 	if err := t.HandshakeContext(ctx); err != nil {
 		return nil, "", failed(ctx, c, transport, err)
 	}
@@ -248,7 +250,7 @@ func (r *KeySet) handshake(ctx context.Context, c *tunnel.Conn, asked *tunnel.Re
 		return nil, "", tunnel.Refusef(tunnel.Internal, "termination: the hello was read for %q and then for %q", asked.Name, name)
 	}
 	transport.carry()
-	ended := tunnel.EndedTLS{ServerName: asked.Name, ALPN: asked.ALPN, Peer: peer, Exporter: exporter{t}.export}
+	ended := tunnel.EndedTLS{ServerName: asked.Name, ALPN: asked.ALPN, Peer: peer, Version: cs.Version, CipherSuite: cs.CipherSuite, Certificate: shown, Exporter: exporter{t}.export}
 	if peer.Method != "" {
 		ended.Chain = cs.PeerCertificates
 	}
