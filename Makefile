@@ -47,6 +47,7 @@ test: peers ## every test; installs the real peers first
 	@# Tests wait more than they compute: four packages keep two processors busy.
 	@$(GO) test -tags copyrelay -race -shuffle=on -p 1 -timeout 20m ./tunnel/... ./sni ./connect ./internal/termination ./internal/gateway & copy=$$!; \
 	$(GO) test -race -shuffle=on -p 3 -timeout 15m ./...; status=$$?; wait $$copy || status=1; exit $$status
+	$(GO) test ./internal/gateway -count=1 -run '^TestWorldsAgree$$' -worlds 10000
 	$(MAKE) test-peers
 	@# The clusters have a network of their own: their tests run beside those of reliability.
 	@$(MAKE) test-copyrelay & copy=$$!; status=0; \

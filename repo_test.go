@@ -47,6 +47,7 @@ var layers = []struct {
 	{"identity/jwt", []string{"connect", "identity", "tunnel"}, "tokens are credentials of CONNECT, and their keys may be those of a trust domain"},
 	{"policy", []string{"tunnel"}, "who may do what is decided by a request; where policies come from is a source's business"},
 	{"delegation", nil, "services import it, too, and want nothing of a gateway's"},
+	{"policy/policytest", []string{"policy", "tunnel"}, "worlds for tests are made of policies and requests"},
 	{"internal/termination", []string{"identity", "tunnel"}, "what is inside of TLS is given to it, and so is who reads the hello"},
 	{"internal/postgres", []string{"tunnel"}, "how PostgreSQL begins TLS; what reads the hello is given to it"},
 	{"internal/udp", []string{"tunnel"}, "datagrams are decided by the same seams; what reads them is given to it"},
@@ -111,7 +112,7 @@ var homes = map[string]string{
 }
 
 // testOnly dependencies never reach the program.
-var testOnly = []string{"go.uber.org/goleak", "golang.org/x/net/nettest", "github.com/rogpeppe/go-internal", module + "/tunnel/tunneltest", module + "/connect/connecttest", module + "/identity/spiffe/spiffetest", module + "/internal/testnet"}
+var testOnly = []string{"go.uber.org/goleak", "golang.org/x/net/nettest", "github.com/rogpeppe/go-internal", module + "/tunnel/tunneltest", module + "/connect/connecttest", module + "/identity/spiffe/spiffetest", module + "/policy/policytest", module + "/internal/testnet"}
 
 func TestImportsPointOneWay(t *testing.T) {
 	eachFile(t, func(path string, imports []string) {

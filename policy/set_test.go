@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"culvert.dev/policy"
+	"culvert.dev/policy/policytest"
 	"culvert.dev/tunnel"
 )
 
@@ -194,7 +195,7 @@ func TestIdentities(t *testing.T) {
 		{"no actor", policy.Source{SPIFFE: []string{api}, Actors: []string{gw.ID}}, mtls(api), false},
 		{"an actor of that name without a certificate", policy.Source{Actors: []string{gw.ID}}, tunnel.Peer{ID: api, Method: "mtls", Auth: &tunnel.AuthInfo{TrustDomain: "corp.example", Actor: &tunnel.Peer{ID: gw.ID, Method: "basic"}}}, false},
 	} {
-		set, err := policy.Compile([]*policy.Policy{{Name: "p", Rules: sources(test.source)}}, networkOf)
+		set, err := policy.Compile([]*policy.Policy{{Name: "p", Rules: sources(test.source)}}, policytest.NetworkOf)
 		if err != nil {
 			t.Fatal(err)
 		}

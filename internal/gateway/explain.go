@@ -270,6 +270,7 @@ func (q *Query) request(listeners []Listener, x *Explanation) (*tunnel.Request, 
 				}
 				if _, ok := inside[0].(termination.Plain); ok {
 					req.Name, req.Proto, x.Proto = name, inside[0].Name(), inside[0].Name()
+					req.TLS = &tunnel.EndedTLS{ServerName: name}
 					return req, nil
 				}
 				x.Detail = "TLS ends here; inside is spoken " + namesOf(inside)
@@ -288,7 +289,7 @@ func (q *Query) request(listeners []Listener, x *Explanation) (*tunnel.Request, 
 			if off, ok := p.(interface{ Off() bool }); ok && off.Off() {
 				continue // it takes nothing at this moment
 			}
-			if carrier, ok := p.(*h2.Protocol); ok && slices.ContainsFunc(carrier.Extended, func(e connect.ExtendedService) bool { return e.Name() == "connect-udp" }) && q.Proto == "connect-udp" {
+			if carrier, ok := p.(*h2.Protocol); ok && q.Proto == "connect-udp" && speaks([]tunnel.Protocol{p}, q.Proto) {
 				if spoken = true; q.As == "" && connect.Asks(carrier.Auth) {
 					return nil, tunnel.Refusef(tunnel.NoAuth, "listener %s requires credentials: give a principal", q.Listener)
 				}
@@ -307,6 +308,9 @@ func (q *Query) request(listeners []Listener, x *Explanation) (*tunnel.Request, 
 				}
 			}
 			return nil, tunnel.Refusef(why, "listener %s does not speak %s", q.Listener, q.Proto)
+		}
+		if q.Proto != "sni" && q.Proto != "quic" && !speaks(l.Protocols, q.Proto) {
+			req.TLS = &tunnel.EndedTLS{} // which the gateway ends: the service can't see to the caller's identity
 		}
 	}
 	var err error
@@ -328,6 +332,14 @@ func (q *Query) request(listeners []Listener, x *Explanation) (*tunnel.Request, 
 		return nil, tunnel.Refusef(tunnel.BadPreamble, "no protocol is called %q: there are sni, connect, connect-h2, connect-h3, connect-udp, hbone, socks5, websocket, proxy and quic", q.Proto)
 	}
 	return req, err
+}
+
+// speaks reports whether one of protocols takes requests that are called proto, by itself.
+func speaks(protocols []tunnel.Protocol, proto string) bool {
+	return slices.ContainsFunc(protocols, func(p tunnel.Protocol) bool {
+		carrier, ok := p.(*h2.Protocol)
+		return p.Name() == proto || ok && slices.ContainsFunc(carrier.Extended, func(e connect.ExtendedService) bool { return e.Name() == proto })
+	})
 }
 
 // flattenProtocols returns protocols and those that are spoken inside of them.
