@@ -53,7 +53,7 @@ var layers = []struct {
 	{"internal/udp", []string{"tunnel"}, "datagrams are decided by the same seams; what reads them is given to it"},
 	{"registry", []string{"internal/background", "policy", "tunnel"}, "the table answers requests; where it comes from is a source's business"},
 	{"registry/checks", []string{"internal/background", "registry", "tunnel"}, "a check knows the table and how to dial"},
-	{"registry/file", []string{"internal/background", "internal/edits", "internal/filewatch", "policy", "registry", "tunnel"}, "a source knows the table and no other source"},
+	{"registry/file", []string{"identity", "internal/background", "internal/edits", "internal/filewatch", "policy", "registry", "tunnel"}, "a source knows the table and no other source"},
 	{"registry/alloc", []string{"registry", "tunnel"}, "which port or address is whose is arithmetic and a file"},
 	{"registry/snapshot", []string{"internal/background", "policy", "registry", "registry/alloc", "tunnel"}, "the snapshots of a source are saved whatever source it is"},
 	{"internal/names", []string{"dns", "registry", "tunnel"}, "the table in the words of DNS; neither knows the other"},

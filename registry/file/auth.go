@@ -107,8 +107,8 @@ func isBcrypt(s string) bool {
 }
 
 // readFiles reads the credentials and keys that the configuration names and
-// takes the sum of everything that was read.
-func (d *decoder) readFiles(path string, data []byte) {
+// takes the sum of everything that was read. Before is the identity in force, or nil.
+func (d *decoder) readFiles(path string, data []byte, before *Identity) {
 	d.cfg.files = []string{path}
 	all := [][]byte{data}
 	for i := range d.cfg.Listeners {
@@ -161,7 +161,7 @@ func (d *decoder) readFiles(path string, data []byte) {
 			d.errorf(at.value("auth"), "add users, or take socks5 from its protocols", "auth has no user: a SOCKS client can't send a token, so every one would be refused")
 		}
 	}
-	all = append(all, d.readIdentityFiles(path)...)
+	all = append(all, d.readIdentityFiles(path, before)...)
 	all = append(all, d.readTLSFiles(path)...)
 	all = append(all, d.readIssuerFiles(path)...)
 	all = append(all, d.readHopFiles(path)...)

@@ -239,7 +239,11 @@ func reload(path string, data []byte, current *Config) (*Config, error) {
 		d = parse(path, data)
 		d.keepDigests(data, splitServices(data, len(d.cfg.Services)))
 	}
-	d.readFiles(path, data)
+	var before *Identity
+	if current != nil {
+		before = current.Identity
+	}
+	d.readFiles(path, data, before)
 	d.checkInsecure()
 	d.warnCertified()
 	if current == nil {

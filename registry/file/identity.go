@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"culvert.dev/identity"
 	"go.yaml.in/yaml/v3"
 )
 
@@ -29,13 +30,14 @@ type SPIFFE struct {
 // IdentityKeys are keys by name.
 type IdentityKeys map[string]*IdentityKey
 
-// An IdentityKey is a key of the Workload API, or of files.
+// An IdentityKey is a key of the Workload API, or of files. Paths are absolute, or relative
+// to where the process was started, once the files are read.
 type IdentityKey struct {
 	SPIFFE          string `yaml:"spiffe" as:"workload"` // its id, or "default"; "" where it is of files
 	CertificateFile string `yaml:"certificateFile"`
 	KeyFile         string `yaml:"keyFile"`
 
-	Pair KeyPair // what the files contain
+	Pair KeyPair // what the files contained; they may change at any time
 }
 
 // DefaultSVID in place of an id is the one that the agent names first.
@@ -45,20 +47,36 @@ const DefaultSVID = "default"
 type Trusts map[string]*Trust
 
 // A Trust is where the bundle of a trust domain comes from: one of SPIFFE, Bundle and
-// CAFile.
+// CAFile. Paths are as in an IdentityKey.
 type Trust struct {
-	SPIFFE bool   `yaml:"spiffe"` // the Workload API
-	Bundle string `yaml:"bundle" as:"bundleURL"`
-	CAFile string `yaml:"caFile"`
+	SPIFFE  bool   `yaml:"spiffe"` // the Workload API
+	Bundle  string `yaml:"bundle" as:"bundleURL"`
+	CAFile  string `yaml:"caFile"`
+	CRLFile string `yaml:"crlFile"` // revocation lists of the CAs of CAFile
+
+	// Type is "ca" where the CAs of CAFile speak for no trust domain: a certificate that
+	// they sign has no SPIFFE id, and is known by another name.
+	Type string `yaml:"type" oneof:"trustDomain ca" default:"trustDomain"`
 
 	EndpointID     string `yaml:"endpointID" as:"workload"` // of Bundle, for the profile https_spiffe
 	EndpointCAFile string `yaml:"endpointCAFile"`           // CAs for the profile https_web; "" means those of the system
 	BundleFile     string `yaml:"bundleFile"`               // the bundle to begin with
 	State          string `yaml:"state"`                    // where the last one is kept; an absolute path once it is read
 
-	CAs         string // what CAFile contains
+	CAs         string // what CAFile contained; it may change at any time
 	EndpointCAs string // what EndpointCAFile contains
 	First       []byte // what BundleFile contains
+}
+
+// TypeCA is Trust.Type of CAs that speak for no trust domain.
+const TypeCA = "ca"
+
+// TrustDomain returns the trust domain that t, which has a name, is for; "" for none.
+func (t *Trust) TrustDomain(name string) string {
+	if t.Type == TypeCA {
+		return ""
+	}
+	return name
 }
 
 // A ServeBundle is a bundle endpoint of this gateway.
@@ -197,6 +215,12 @@ func (t *Trust) check(d *decoder, at mapping) {
 	case len(from) > 1:
 		d.errorf(at.value(from[1]), "keep one of them: two bundles are not joined, as neither could take a CA away", "the bundle of a trust domain comes from %s and from %s", from[0], from[1])
 	}
+	if n := at.value("type"); n != nil && t.Type == TypeCA && at.value("caFile") == nil && len(from) > 0 {
+		d.errorf(n, "leave it out, or write caFile: FILE", "a bundle from %s is that of a trust domain, and no CAs without one", from[0])
+	}
+	if n := at.value("crlFile"); n != nil && at.value("caFile") == nil {
+		d.errorf(n, "leave it out, or write caFile: FILE", "crlFile has the revocation lists of the CAs of caFile, and there is none")
+	}
 	for _, key := range []string{"endpointID", "endpointCAFile", "bundleFile", "state"} {
 		if n := at.value(key); n != nil && at.value("bundle") == nil {
 			d.errorf(n, "add bundle: URL, or leave it out", "%s is of a bundle endpoint, and there is none", key)
@@ -242,6 +266,8 @@ func (d *decoder) checkIdentity() {
 			d.errorf(where.where("trust"), "add it to identity.trust", "there is no trust %q", clip(s.Trust))
 		} else if t != nil && t.Bundle != "" {
 			d.errorf(where.where("trust"), "each trust domain serves its own bundle", "trust %q comes from a bundle endpoint itself", clip(s.Trust))
+		} else if t != nil && t.Type == TypeCA {
+			d.errorf(where.where("trust"), "name one without type: ca", "trust %q has CAs of no trust domain, and a bundle endpoint serves the bundle of one", clip(s.Trust))
 		}
 		if c.Keys[s.Key] == nil && s.Key != "" {
 			d.errorf(where.where("key"), "add it to identity.keys", "there is no key %q", clip(s.Key))
@@ -265,6 +291,8 @@ func (d *decoder) checkEndpointID(name string, t *Trust, at mapping) {
 		d.errorf(at.where("endpointID"), "add bundleFile: FILE, which the other domain has given to you", "nothing verifies the endpoint of %q the first time: its CA is in the bundle that it serves", name)
 	case domain != name && d.cfg.Identity.Trust[domain] == nil:
 		d.errorf(at.where("endpointID"), "add it to identity.trust", "nothing verifies the endpoint of %q: there is no trust %q", name, domain)
+	case domain != name && d.cfg.Identity.Trust[domain].Type == TypeCA:
+		d.errorf(at.where("endpointID"), "leave type: ca out there", "nothing verifies the endpoint of %q: trust %q has CAs of no trust domain", name, domain)
 	}
 }
 
@@ -275,26 +303,86 @@ func samePlace(a, b string) bool {
 	return errA == nil && errB == nil && portA == portB && portA != "0" && (hostA == hostB || hostA == "" || hostB == "")
 }
 
-// readIdentityFiles reads the files of keys and trust, and returns what they contain.
-func (d *decoder) readIdentityFiles(path string) (all [][]byte) {
+// readIdentityFiles reads the files of keys and trust, and returns what those contain that
+// are read with the configuration alone. The others are followed by the gateway: a change of
+// them is none of the configuration. Before is what is in force, and may be nil: files that
+// it had are no mistake, whatever they contain by now, as the last good ones are kept.
+func (d *decoder) readIdentityFiles(path string, before *Identity) (all [][]byte) {
 	c := d.cfg.Identity
 	if c == nil {
 		return nil
 	}
+	if before == nil {
+		before = &Identity{}
+	}
 	at := d.root.object("identity")
 	for _, name := range slices.Sorted(maps.Keys(c.Keys)) {
-		if k := c.Keys[name]; k.SPIFFE == "" {
-			k.Pair, _ = d.pair(path, "identity", at.object("keys").object(name), &all)
+		k, where := c.Keys[name], at.object("keys").object(name)
+		if k.SPIFFE != "" || where.node == nil {
+			continue
+		}
+		k.CertificateFile, k.KeyFile = d.besideIf(k.CertificateFile), d.besideIf(k.KeyFile)
+		was := before.Keys[name]
+		ok := d.followed(was != nil && was.CertificateFile == k.CertificateFile && was.KeyFile == k.KeyFile, func() {
+			k.Pair, _ = d.pair(path, "identity", where, new([][]byte))
+		})
+		if !ok {
+			k.Pair = was.Pair
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(c.Trust)) {
 		t, where := c.Trust[name], at.object("trust").object(name)
-		t.CAs = d.roots(path, where.value("caFile"), "caFile", &all)
 		t.EndpointCAs = d.roots(path, where.value("endpointCAFile"), "endpointCAFile", &all)
 		t.First = d.content(path, where.value("bundleFile"), "bundleFile", &all)
-		if t.State != "" {
-			t.State = d.beside(t.State)
+		t.State = d.besideIf(t.State)
+		t.CAFile, t.CRLFile = d.besideIf(t.CAFile), d.besideIf(t.CRLFile)
+		was := before.Trust[name]
+		ok := d.followed(was != nil && was.CAFile == t.CAFile && was.CRLFile == t.CRLFile, func() { d.readTrust(path, name, t, where) })
+		if !ok {
+			t.CAs = was.CAs
 		}
 	}
 	return all
+}
+
+// readTrust reads the CAs and revocation lists of trust.
+func (d *decoder) readTrust(path, name string, t *Trust, at mapping) {
+	errs := len(d.errs)
+	t.CAs = d.roots(path, at.value("caFile"), "caFile", new([][]byte))
+	lists := d.contentOf(path, at.value("crlFile"), "crlFile", maxCRLSize, new([][]byte))
+	if t.CAs == "" || len(d.errs) > errs {
+		return
+	}
+	if _, err := identity.ParseBundle(t.TrustDomain(name), []byte(t.CAs), lists); err != nil {
+		n := at.value("crlFile")
+		if n == nil || !strings.HasPrefix(err.Error(), "revocation list") {
+			n = at.value("caFile")
+		}
+		d.errorf(n, "a revocation list is in PEM or DER, and signed by a CA of caFile", "%v", err)
+	}
+}
+
+// maxCRLSize is the largest file of revocation lists, in bytes.
+const maxCRLSize = 32 << 20
+
+// besideIf is beside for a path that may be "".
+func (d *decoder) besideIf(path string) string {
+	if path == "" {
+		return ""
+	}
+	return d.beside(path)
+}
+
+// followed has f read files that the gateway follows by itself: the configuration does not
+// change with them. Where known says that they are those in force, mistakes in them are
+// none of the configuration, and followed reports false.
+func (d *decoder) followed(known bool, f func()) (ok bool) {
+	errs, files, certs := len(d.errs), len(d.cfg.files), len(d.cfg.Certificates)
+	f()
+	d.cfg.files, d.cfg.Certificates = d.cfg.files[:files], d.cfg.Certificates[:certs]
+	if known && len(d.errs) > errs {
+		d.errs = d.errs[:errs]
+		return false
+	}
+	return true
 }

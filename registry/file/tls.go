@@ -313,6 +313,11 @@ func (d *decoder) roots(path string, n *yaml.Node, what string, all *[][]byte) s
 // content reads a file that n names, relative to the one at path; nil where it
 // can't be. What it contains is added to all.
 func (d *decoder) content(path string, n *yaml.Node, what string, all *[][]byte) []byte {
+	return d.contentOf(path, n, what, maxAuthSize, all)
+}
+
+// contentOf is content for a file of at most limit bytes.
+func (d *decoder) contentOf(path string, n *yaml.Node, what string, limit int64, all *[][]byte) []byte {
 	if n == nil || n.Kind != yaml.ScalarNode || n.Value == "" {
 		return nil // which was reported
 	}
@@ -320,7 +325,7 @@ func (d *decoder) content(path string, n *yaml.Node, what string, all *[][]byte)
 	if !filepath.IsAbs(name) {
 		name = filepath.Join(filepath.Dir(path), name)
 	}
-	b, err := read(name, maxAuthSize)
+	b, err := read(name, limit)
 	if err == nil && len(b) == 0 {
 		err = errors.New("it is empty")
 	}

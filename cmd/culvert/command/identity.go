@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"crypto/x509"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -15,6 +14,7 @@ import (
 
 	"culvert.dev/identity"
 	"culvert.dev/identity/bundle"
+	"culvert.dev/identity/files"
 	"culvert.dev/identity/spiffe"
 	"culvert.dev/registry/file"
 )
@@ -29,6 +29,7 @@ type identities struct {
 
 	mu      sync.Mutex // guards what follows
 	current *file.Identity
+	files   *part[*files.Source]
 	agent   *part[*spiffe.Source]
 	bundles *part[*bundle.Source]
 	server  *part[*bundleServer]
@@ -106,6 +107,9 @@ func (s *identities) close() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.end()
+	if s.files != nil {
+		s.files.stop()
+	}
 	if s.server != nil {
 		s.server.stop()
 	}
@@ -138,8 +142,7 @@ func (s *identities) use(c *file.Identity) error {
 
 var errNotConfigured = errors.New("it is no longer in the configuration")
 
-// useFiles sets the keys and CAs of files that are others than before, and takes away what
-// is no longer configured.
+// useFiles follows the files of c, and takes away what is no longer configured.
 func (s *identities) useFiles(was, c *file.Identity) {
 	for name := range was.Keys {
 		if c.Keys[name] == nil {
@@ -151,30 +154,27 @@ func (s *identities) useFiles(was, c *file.Identity) {
 			s.store.Trust(name).Remove(errNotConfigured)
 		}
 	}
+	want := files.Config{Keys: map[string]files.Pair{}, Trust: map[string]files.CAs{}}
 	for name, k := range c.Keys {
-		if old := was.Keys[name]; k.SPIFFE != "" || old != nil && old.Pair == k.Pair {
-			continue
-		}
-		if pair, err := k.Pair.X509(); err == nil { // the loader has seen that it is one
-			s.store.Key(name).Set(&pair)
+		if k.SPIFFE == "" {
+			want.Keys[name] = files.Pair{CertificateFile: k.CertificateFile, KeyFile: k.KeyFile}
 		}
 	}
 	for name, t := range c.Trust {
-		if old := was.Trust[name]; t.CAFile == "" || old != nil && old.CAs == t.CAs {
-			continue
-		}
-		s.store.Trust(name).Set(&identity.Bundle{TrustDomain: name, Roots: certificates(t.CAs)})
-	}
-}
-
-// certificates returns those of a text in PEM.
-func certificates(text string) (all []*x509.Certificate) {
-	for block, rest := pem.Decode([]byte(text)); block != nil; block, rest = pem.Decode(rest) {
-		if c, err := x509.ParseCertificate(block.Bytes); err == nil && block.Type == "CERTIFICATE" {
-			all = append(all, c)
+		if t.CAFile != "" {
+			want.Trust[name] = files.CAs{TrustDomain: t.TrustDomain(name), CAFile: t.CAFile, CRLFile: t.CRLFile}
 		}
 	}
-	return all
+	if s.files == nil {
+		if len(want.Keys)+len(want.Trust) == 0 {
+			return
+		}
+		src := &files.Source{Store: s.store, Log: s.log}
+		src.Configure(want)
+		s.files = run(s.ctx, src, src.Run)
+		return
+	}
+	s.files.of.Configure(want)
 }
 
 // useAgent follows the agent of c.
@@ -300,6 +300,7 @@ func (s *bundleServer) run(ctx context.Context) error {
 
 // An identityStatus is how the sources of keys and trust are.
 type identityStatus struct {
+	Files       []files.Status      `json:"files,omitempty"` // of keys and trust
 	WorkloadAPI *spiffe.Status      `json:"workloadAPI,omitempty"`
 	Bundles     []bundle.Status     `json:"bundles,omitempty"` // of other trust domains
 	ServeBundle *bundleServerStatus `json:"serveBundle,omitempty"`
@@ -317,6 +318,9 @@ func (s *identities) status() *identityStatus {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var out identityStatus
+	if s.files != nil {
+		out.Files = s.files.of.Status()
+	}
 	if s.agent != nil {
 		st := s.agent.of.Status()
 		out.WorkloadAPI = &st
@@ -327,7 +331,7 @@ func (s *identities) status() *identityStatus {
 	if s.server != nil {
 		out.ServeBundle = s.server.of.status()
 	}
-	if s.agent == nil && s.bundles == nil && s.server == nil {
+	if len(out.Files) == 0 && s.agent == nil && s.bundles == nil && s.server == nil {
 		return nil
 	}
 	return &out
@@ -354,7 +358,7 @@ type addGauges = func(name, help string, labels []string, read func(yield func(l
 
 // metrics adds gauges.
 func (s *identities) metrics(add addGauges) {
-	add("culvert_identity_problem", "1 where a source of keys and trust has a problem and its last ones are kept. source is workload-api, with the name of a stream, or bundle-endpoint, with a trust domain.",
+	add("culvert_identity_problem", "1 where a source of keys and trust has a problem and its last ones are kept. source is key-file or trust-file, with the name of the key or trust, workload-api, with the name of a stream, or bundle-endpoint, with a trust domain.",
 		[]string{"source", "name"}, func(yield func([]string, float64)) {
 			st := s.status()
 			if st == nil {
@@ -366,6 +370,10 @@ func (s *identities) metrics(add addGauges) {
 					v = 1
 				}
 				yield([]string{source, name}, v)
+			}
+			for i := range st.Files {
+				f := &st.Files[i]
+				one(f.Kind+"-file", f.Name, f.Problem)
 			}
 			if api := st.WorkloadAPI; api != nil {
 				for _, stream := range api.Streams {
@@ -382,6 +390,11 @@ func (s *identities) metrics(add addGauges) {
 func printIdentity(line func(what, format string, args ...any), s *identityStatus) {
 	if s == nil {
 		return
+	}
+	for i := range s.Files {
+		if f := &s.Files[i]; f.Problem != "" {
+			line(f.Kind, "%s: %s", f.Name, f.Problem)
+		}
 	}
 	if api := s.WorkloadAPI; api != nil {
 		ids := make([]string, len(api.SVIDs))

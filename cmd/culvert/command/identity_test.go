@@ -3,6 +3,7 @@
 package command
 
 import (
+	"bytes"
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/json"
@@ -196,25 +197,45 @@ func (s statusText) String() string {
 	return string(b)
 }
 
-// Keys and CAs of files change with the files, and those that have not changed keep their
-// generation.
+// Keys and CAs of files change with the files, without another configuration, and those
+// that have not changed keep their generation. Files that are in force and damaged are no
+// mistake of a configuration that changes elsewhere.
 func TestIdentityFiles(t *testing.T) {
-	ca := newTestCA(t, "corp.example")
-	pair := func() file.KeyPair {
+	ca, legacy, dir := newTestCA(t, "corp.example"), newTestCA(t, "old.example"), t.TempDir()
+	write := func(name string, content []byte) {
+		t.Helper()
+		if err := os.WriteFile(filepath.Join(dir, name), content, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	rotate := func() []byte {
 		p, err := ca.Issue(testca.Options{SPIFFEID: corpGateway})
 		if err != nil {
 			t.Fatal(err)
 		}
-		return file.KeyPair{Certificate: string(p.CertPEM), Key: file.Hash(p.KeyPEM)}
+		write("edge.key", p.KeyPEM)
+		write("edge.pem", p.CertPEM)
+		return p.TLS.Certificate[0]
 	}
-	c := func(k file.KeyPair, cas string) *file.Identity {
-		return &file.Identity{
-			Keys:  file.IdentityKeys{"edge": {CertificateFile: "a", KeyFile: "b", Pair: k}},
-			Trust: file.Trusts{"corp.example": {CAFile: "c", CAs: cas}},
-		}
+	const config = `
+admin: 127.0.0.1:1
+services: []
+identity:
+  keys: {edge: {certificateFile: edge.pem, keyFile: edge.key}}
+  trust:
+    corp.example: {caFile: ca.pem}
+    legacy: {caFile: old.pem, type: ca}
+`
+	rotate()
+	write("ca.pem", ca.CertPEM)
+	write("old.pem", legacy.CertPEM)
+	write("culvert.yaml", []byte(config))
+	path := filepath.Join(dir, "culvert.yaml")
+	c, err := file.Load(path)
+	if err != nil {
+		t.Fatal(err)
 	}
-	one := pair()
-	ids, err := newIdentities(t.Context(), c(one, string(ca.CertPEM)), slog.New(slog.DiscardHandler))
+	ids, err := newIdentities(t.Context(), c.Identity, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -223,14 +244,49 @@ func TestIdentityFiles(t *testing.T) {
 	if b, err := trust.Bundle(); err != nil || b.TrustDomain != "corp.example" || len(b.Roots) != 1 {
 		t.Errorf("bundle: got %v, %v, want the CA of the file", b, err)
 	}
-	if err := ids.use(c(pair(), string(ca.CertPEM))); err != nil {
+	if b, err := ids.store.Trust("legacy").Bundle(); err != nil || b.TrustDomain != "" || len(b.Roots) != 1 {
+		t.Errorf("bundle of type ca: got %v, %v, want the CA of the file and no trust domain", b, err)
+	}
+	next := rotate()
+	testnet.Eventually(t, time.Minute, func() bool {
+		now, err := key.Certificate()
+		return err == nil && bytes.Equal(now.Certificate[0], next)
+	}, "the next key; %v", statusText{ids})
+	if trust.Generation() != 1 {
+		t.Errorf("generation of the trust: got %d, want 1", trust.Generation())
+	}
+	if again, err := file.Reload(path, c); err != nil || again != c {
+		t.Errorf("the configuration with another key: got %v, %v, want the same as before", again, err)
+	}
+	write("edge.pem", []byte("damaged"))
+	testnet.Eventually(t, time.Minute, func() bool { return strings.Contains(statusText{ids}.String(), "failed to find any PEM data") }, "the problem; %v", statusText{ids})
+	write("culvert.yaml", []byte(config+"zone: a.example\n"))
+	other, err := file.Reload(path, c)
+	if err != nil {
+		t.Fatalf("a change elsewhere while the certificate is damaged: %v", err)
+	}
+	if err := ids.use(other.Identity); err != nil {
 		t.Fatal(err)
 	}
-	if key.Generation() != 2 || trust.Generation() != 1 {
-		t.Errorf("generations after a change of the key: got %d and %d, want 2 and 1", key.Generation(), trust.Generation())
+	if now, err := key.Certificate(); err != nil || !bytes.Equal(now.Certificate[0], next) {
+		t.Errorf("the last key is not kept: %v", err)
 	}
-	if ids.status() != nil {
-		t.Error("status of files alone: want none")
+	values := map[string]float64{}
+	ids.metrics(func(name, _ string, _ []string, read func(yield func([]string, float64))) {
+		read(func(labels []string, v float64) { values[name+" "+strings.Join(labels, " ")] = v })
+	})
+	if values["culvert_identity_problem key-file edge"] != 1 || values["culvert_identity_problem trust-file legacy"] != 0 {
+		t.Errorf("metrics: got %v, want a problem of the key alone", values)
+	}
+	if _, err := file.Load(path); err == nil || !strings.Contains(err.Error(), "certificate and key") {
+		t.Errorf("a start with a damaged certificate: got error %v, want one of it", err)
+	}
+	write("edge.pem", nil)
+	if err := os.Remove(filepath.Join(dir, "edge.pem")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := file.Load(path); err == nil || !strings.Contains(err.Error(), "edge.pem: no such file") {
+		t.Errorf("a start without the certificate: got error %v, want one of it", err)
 	}
 }
 
