@@ -103,7 +103,7 @@ func (p Peer) WithActor(a Peer) Peer {
 // shared by all streams of a connection, and is not changed once it is in a Request. It
 // is kept for as long as a tunnel lives, so it holds no certificates: see EndedTLS.
 type AuthInfo struct {
-	// TrustDomain is that of a SPIFFE id. Namespace and ServiceAccount are those of a
+	// TrustDomain is that of a SPIFFE id, or of a service account. Namespace and ServiceAccount are those of a
 	// workload of Kubernetes, in whichever form its mesh writes them. Each is empty
 	// where the credential has none.
 	TrustDomain, Namespace, ServiceAccount string

@@ -32,7 +32,8 @@ type Issuer struct {
 	// URL is the claim iss. It is empty for JWT-SVIDs.
 	URL string
 
-	// TrustDomain is that of JWT-SVIDs: its bundle has the keys.
+	// TrustDomain is that of JWT-SVIDs, where URL is empty: its bundle has the keys. With
+	// Kubernetes it is the one that the service accounts are of; "" means none.
 	TrustDomain string
 
 	// Audiences are those of which a token must name one. They are required, but with a
@@ -81,11 +82,11 @@ func (i *Issuer) name() string {
 // Check returns what is wrong with the Issuer.
 func (i *Issuer) Check() error {
 	switch {
-	case (i.URL == "") == (i.TrustDomain == ""):
+	case i.svid() == (i.TrustDomain == "") && !i.Kubernetes:
 		return errors.New("an issuer has either a URL or a trust domain")
 	case len(i.Audiences) == 0 && i.Signer == "":
 		return errors.New("an issuer without an audience would accept tokens that are meant for others")
-	case i.TrustDomain != "" && (i.Header != "" || i.Signer != "" || i.Kubernetes || len(i.JWKS) > 0 || i.JWKSURL != "" || i.ID != ""):
+	case i.svid() && (i.Header != "" || i.Signer != "" || i.Kubernetes || len(i.JWKS) > 0 || i.JWKSURL != "" || i.ID != ""):
 		return errors.New("JWT-SVIDs have the keys and ids of their trust domain")
 	case i.Signer != "" && (i.Header == "" || len(i.JWKS) == 0 && i.JWKSURL == ""):
 		return errors.New("a signer needs the header that it sends, and its keys")
@@ -103,8 +104,11 @@ func (i *Issuer) Check() error {
 	return err
 }
 
+// svid reports whether the tokens are JWT-SVIDs.
+func (i *Issuer) svid() bool { return i.URL == "" }
+
 // remote reports whether the keys are fetched.
-func (i *Issuer) remote() bool { return i.TrustDomain == "" && len(i.JWKS) == 0 }
+func (i *Issuer) remote() bool { return !i.svid() && len(i.JWKS) == 0 }
 
 // where returns the URL that keys are fetched by.
 func (i *Issuer) where() string {
@@ -204,7 +208,7 @@ func (i *issuer) verify(ctx context.Context, t *token) (tunnel.Peer, *keySet, er
 	if r != nil {
 		return tunnel.Peer{}, nil, r
 	}
-	if i.TrustDomain != "" {
+	if i.svid() {
 		if r := t.header.checkSVID(); r != nil {
 			return tunnel.Peer{}, nil, r
 		}
@@ -343,7 +347,7 @@ func (i *issuer) peer(t *token) (tunnel.Peer, *Refusal) {
 	info := &tunnel.AuthInfo{}
 	p := tunnel.Peer{Method: "jwt"}
 	switch {
-	case i.TrustDomain != "":
+	case i.svid():
 		svid, err := identity.Principal(t.subject)
 		if err != nil {
 			return p, refuse(BadClaims, "the subject: %v", err)
@@ -362,7 +366,7 @@ func (i *issuer) peer(t *token) (tunnel.Peer, *Refusal) {
 		if err := json.Unmarshal(t.claims["kubernetes.io"], &k); err != nil || k.Namespace == "" || t.subject != "system:serviceaccount:"+k.Namespace+":"+k.ServiceAccount.Name {
 			return p, refuse(BadClaims, "the token is not that of a service account of Kubernetes")
 		}
-		info.Namespace, info.ServiceAccount = k.Namespace, k.ServiceAccount.Name
+		info.TrustDomain, info.Namespace, info.ServiceAccount = i.TrustDomain, k.Namespace, k.ServiceAccount.Name
 		fallthrough
 	default:
 		id, r := i.id.expand(t.claims)
@@ -392,6 +396,23 @@ func (i *issuer) peer(t *token) (tunnel.Peer, *Refusal) {
 	info.Issuer, info.Expires = i.called, t.expires.Add(skew) // until then it is accepted
 	p.Auth = info
 	return p, nil
+}
+
+// accountOf returns the peer that a token would make whose ID is id; it is false where that
+// is no service account's.
+func (i *issuer) accountOf(id string) (p tunnel.Peer, ok bool) {
+	if !i.Kubernetes || len(i.id) != 3 || i.id[1] != "sub" {
+		return p, false
+	}
+	sub, ok := strings.CutPrefix(id, i.id[0])
+	if ok {
+		sub, ok = strings.CutSuffix(sub, i.id[2])
+	}
+	parts := strings.Split(sub, ":")
+	if !ok || len(parts) != 4 || parts[0] != "system" || parts[1] != "serviceaccount" || parts[2] == "" || parts[3] == "" {
+		return p, false
+	}
+	return tunnel.Peer{ID: id, Method: "jwt", Auth: &tunnel.AuthInfo{TrustDomain: i.TrustDomain, Namespace: parts[2], ServiceAccount: parts[3], Issuer: i.called}}, true
 }
 
 // A binding is the certificate that a token belongs to, RFC 8705 section 3.1.

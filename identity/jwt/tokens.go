@@ -69,7 +69,7 @@ func (t *Tokens) Use(all []Issuer) error {
 		}
 		i.id, _ = parseTemplate(one.ID)
 		switch {
-		case one.TrustDomain != "":
+		case one.svid():
 			if t.Trust == nil {
 				return fmt.Errorf("jwt: issuer %d: there is no trust domain %q", n+1, one.TrustDomain)
 			}
@@ -289,7 +289,7 @@ func (t *token) unknownIssuer() *Refusal {
 // issued reports whether the token says that it is of i.
 func (i *issuer) issued(t *token) bool {
 	switch {
-	case i.TrustDomain != "":
+	case i.svid():
 		domain, _, err := identity.ParseSPIFFEID(t.subject)
 		return err == nil && domain == i.TrustDomain
 	case i.Signer != "" && t.issuer == "":
@@ -398,6 +398,18 @@ func (t *Tokens) Counts(yield func(issuer string, c Cause, n uint64)) {
 	for k, n := range t.counts {
 		yield(k.issuer, k.cause, n.Load())
 	}
+}
+
+// Account returns the peer that a token of Kubernetes makes, of which the ID alone is known:
+// that of the first issuer whose service accounts have such ids. It is false where there is
+// none. It is for people who ask what would happen.
+func (t *Tokens) Account(id string) (p tunnel.Peer, ok bool) {
+	for _, i := range t.issuers() {
+		if p, ok = i.accountOf(id); ok {
+			break
+		}
+	}
+	return p, ok
 }
 
 // A Status is what is known of the keys of an issuer.

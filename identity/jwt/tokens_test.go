@@ -352,7 +352,7 @@ func TestGoodTokens(t *testing.T) {
 	tokens := &Tokens{}
 	if err := tokens.Use([]Issuer{
 		{URL: login, Audiences: []string{"culvert", "gw"}, JWKS: set(t, keys), ID: "{sub}@{org.name}", Claims: []string{"groups", "realm_access.roles", "https://a.example/level", "none"}},
-		{URL: "https://cluster.example", Audiences: []string{"culvert"}, Kubernetes: true, JWKS: set(t, keys)},
+		{URL: "https://cluster.example", TrustDomain: "corp.example", Audiences: []string{"culvert"}, Kubernetes: true, JWKS: set(t, keys)},
 	}); err != nil {
 		t.Fatal(err)
 	}
@@ -375,8 +375,43 @@ func TestGoodTokens(t *testing.T) {
 		"iss": "https://cluster.example", "sub": "system:serviceaccount:shop:api",
 		"kubernetes.io": claims{"namespace": "shop", "serviceaccount": claims{"name": "api", "uid": "1"}, "pod": claims{"name": "api-0"}},
 	}))))
-	if err != nil || got.ID != "system:serviceaccount:shop:api" || got.Auth.Namespace != "shop" || got.Auth.ServiceAccount != "api" {
-		t.Errorf("Kubernetes: got %+v and %v, want the service account shop/api", got, err)
+	if err != nil || got.ID != "system:serviceaccount:shop:api" || got.Auth.Namespace != "shop" || got.Auth.ServiceAccount != "api" || got.Auth.TrustDomain != "corp.example" {
+		t.Errorf("Kubernetes: got %+v and %v, want the service account shop/api of corp.example", got, err)
+	}
+}
+
+// A person who asks about a service account by its id gets the peer that its token makes.
+func TestAccount(t *testing.T) {
+	tokens := &Tokens{}
+	keys := set(t, map[string]crypto.PublicKey{"k": newEC(t, elliptic.P256()).Public()})
+	if err := tokens.Use([]Issuer{
+		{URL: login, Audiences: []string{"culvert"}, JWKS: keys},
+		{URL: "https://mail.example", Audiences: []string{"culvert"}, Kubernetes: true, JWKS: keys, ID: "{email}"},
+		{URL: "https://east.example", TrustDomain: "east.example", Audiences: []string{"culvert"}, Kubernetes: true, JWKS: keys, ID: "east:{sub}"},
+		{URL: "https://west.example", TrustDomain: "west.example", Audiences: []string{"culvert"}, Kubernetes: true, JWKS: keys},
+	}); err != nil {
+		t.Fatal(err)
+	}
+	for id, want := range map[string]string{
+		"system:serviceaccount:shop:api":      "west.example shop api https://west.example",
+		"east:system:serviceaccount:shop:api": "east.example shop api https://east.example",
+		"north:system:serviceaccount:a:b":     "",
+		"system:serviceaccount:shop":          "",
+		"system:serviceaccount::api":          "",
+		"system:serviceaccount:shop:api:x":    "",
+		"alice":                               "",
+	} {
+		got := ""
+		p, ok := tokens.Account(id)
+		if ok {
+			got = strings.Join([]string{p.Auth.TrustDomain, p.Auth.Namespace, p.Auth.ServiceAccount, p.Auth.Issuer}, " ")
+			if p.ID != id || p.Method != "jwt" {
+				t.Errorf("%s: got the peer %s by %s", id, p.ID, p.Method)
+			}
+		}
+		if got != want {
+			t.Errorf("%s: got %q, want %q", id, got, want)
+		}
 	}
 }
 

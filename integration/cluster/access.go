@@ -32,18 +32,38 @@ func (c *Cluster) AdminKubeconfig(t testing.TB) string {
 // ServiceAccount, which must be there, and so with exactly its rights.
 func (c *Cluster) ServiceAccountKubeconfig(t testing.TB, namespace, name string) string {
 	t.Helper()
-	seconds := int64(24 * 60 * 60)
-	r, err := c.Client.CoreV1().ServiceAccounts(namespace).CreateToken(t.Context(), name, &authenticationv1.TokenRequest{
-		Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: &seconds},
-	}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatalf("cluster %s: a token for %s/%s: %v", c.Name, namespace, name, err)
-	}
-	file, err := c.writeKubeconfig(namespace+"."+name, r.Status.Token, namespace)
+	file, err := c.writeKubeconfig(namespace+"."+name, c.Token(t, namespace, name, nil), namespace)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return file
+}
+
+// Token returns a token of a ServiceAccount for a day, as a pod has it by a projected volume:
+// for these audiences, or for the API server if there are none, and bound to that pod, unless
+// it is nil.
+func (c *Cluster) Token(t testing.TB, namespace, name string, pod *corev1.Pod, audiences ...string) string {
+	t.Helper()
+	seconds := int64(24 * 60 * 60)
+	spec := authenticationv1.TokenRequestSpec{ExpirationSeconds: &seconds, Audiences: audiences}
+	if pod != nil {
+		spec.BoundObjectRef = &authenticationv1.BoundObjectReference{Kind: "Pod", APIVersion: "v1", Name: pod.Name, UID: pod.UID}
+	}
+	r, err := c.Client.CoreV1().ServiceAccounts(namespace).CreateToken(t.Context(), name, &authenticationv1.TokenRequest{Spec: spec}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatalf("cluster %s: a token for %s/%s: %v", c.Name, namespace, name, err)
+	}
+	return r.Status.Token
+}
+
+// CAFile is a file with the CA of the API server.
+func (c *Cluster) CAFile() string { return filepath.Join(c.Dir, "ca.crt") }
+
+// TokenKeyFile is the file with the key that signs tokens of ServiceAccounts.
+func (c *Cluster) TokenKeyFile() string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.tokenKeys[0]
 }
 
 func (c *Cluster) writeKubeconfig(name, token, namespace string) (string, error) {

@@ -41,6 +41,10 @@ type Options struct {
 	// NoCRDs leaves out the resources of the Gateway API and of multi-cluster
 	// services.
 	NoCRDs bool
+	// TokenIssuer is the issuer of ServiceAccount tokens; "" means a name of the
+	// cluster's own that leads nowhere in the sandbox. Clients find the keys by
+	// the URL of an API server.
+	TokenIssuer string
 	// APIServerFlags are given to kube-apiserver beside the harness' own.
 	APIServerFlags []string
 }
@@ -90,6 +94,7 @@ type Cluster struct {
 	kubelet *kubelet
 
 	mu         sync.Mutex // guards the following
+	tokenKeys  []string   // files; the first one signs tokens of ServiceAccounts
 	etcd       *Process
 	apiserver  *Process
 	controller *Process
@@ -176,6 +181,7 @@ func (c *Cluster) start(ctx context.Context) error {
 		return err
 	}
 	c.mapper = restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(c.Client.Discovery()))
+	c.tokenKeys = []string{filepath.Join(c.Dir, "sa.key")}
 	if err := c.startControlPlane(ctx); err != nil {
 		return err
 	}

@@ -2,7 +2,9 @@ package cluster
 
 import (
 	"bytes"
+	"cmp"
 	"context"
+	"crypto/rand"
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
@@ -11,6 +13,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -73,6 +76,9 @@ func (c *Cluster) startEtcd(ctx context.Context) error {
 func (c *Cluster) startAPIServer(ctx context.Context) error {
 	in := func(file string) string { return filepath.Join(c.Dir, file) }
 	host := nth(c.PodCIDR, 1).String()
+	c.mu.Lock()
+	keys := slices.Clone(c.tokenKeys)
+	c.mu.Unlock()
 	args := append([]string{
 		"--etcd-servers=" + c.etcdURL(),
 		"--bind-address=" + host,
@@ -82,14 +88,16 @@ func (c *Cluster) startAPIServer(ctx context.Context) error {
 		"--tls-private-key-file=" + in("apiserver.key"),
 		"--token-auth-file=" + in("tokens.csv"),
 		"--authorization-mode=RBAC",
-		"--service-account-issuer=https://kubernetes.default.svc.cluster.local",
-		"--service-account-key-file=" + in("sa.key"),
-		"--service-account-signing-key-file=" + in("sa.key"),
+		"--service-account-issuer=" + cmp.Or(c.opts.TokenIssuer, "https://kubernetes.default.svc.cluster.local"),
+		"--service-account-signing-key-file=" + keys[0],
 		fmt.Sprintf("--service-cluster-ip-range=%s,%s", c.ServiceCIDR, c.ServiceCIDR6),
 		"--endpoint-reconciler-type=none",
 		"--allow-privileged",
 		"--profiling=false",
 	}, c.opts.APIServerFlags...)
+	for _, key := range keys {
+		args = append(args, "--service-account-key-file="+key)
+	}
 	p, err := c.controlPlane("kube-apiserver", args...)
 	if err != nil {
 		return err
@@ -151,6 +159,26 @@ func (c *Cluster) StopAPIServer(t testing.TB) {
 	p := c.apiserver
 	c.mu.Unlock()
 	p.Kill()
+}
+
+// RotateTokenKey restarts the API server with a new key for tokens of ServiceAccounts. It
+// still verifies those that the keys of before have signed, if keep says so; if not, all of
+// them are invalid, and so is a kubeconfig of ServiceAccountKubeconfig.
+func (c *Cluster) RotateTokenKey(t testing.TB, keep bool) {
+	t.Helper()
+	c.mu.Lock()
+	file := filepath.Join(c.Dir, rand.Text()+".key")
+	_, err := newKey(file)
+	if !keep {
+		c.tokenKeys = nil
+	}
+	c.tokenKeys = append([]string{file}, c.tokenKeys...)
+	c.mu.Unlock()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.StopAPIServer(t)
+	c.StartAPIServer(t)
 }
 
 // StartAPIServer starts it again, on the same address and with all it knew, and

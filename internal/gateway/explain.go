@@ -17,6 +17,7 @@ import (
 	"culvert.dev/connect/hbone"
 	"culvert.dev/connect/socks5"
 	"culvert.dev/connect/ws"
+	"culvert.dev/identity/jwt"
 	"culvert.dev/internal/admin"
 	"culvert.dev/internal/edits"
 	"culvert.dev/internal/gateway/inbound"
@@ -29,12 +30,13 @@ import (
 
 // A Query asks what a request would meet.
 type Query struct {
-	Host     string     // a name, or an address for connect and socks5
-	Port     uint16     // 0 where the protocol carries none
-	Listener string     // the address of the listener that is asked, as configured
-	Proto    string     // a protocol's name, or "" for connect where there is a port, else sni
-	From     netip.Addr // where from; may be invalid
-	As       string     // the principal, taken as verified; "" means a client without credentials
+	Host     string      // a name, or an address for connect and socks5
+	Port     uint16      // 0 where the protocol carries none
+	Listener string      // the address of the listener that is asked, as configured
+	Proto    string      // a protocol's name, or "" for connect where there is a port, else sni
+	From     netip.Addr  // where from; may be invalid
+	As       string      // the principal, taken as verified; "" means a client without credentials
+	Tokens   *jwt.Tokens // whose service accounts As may be; nil for none. It is no part of a URL
 }
 
 // Values is q as the admin port takes it.
@@ -227,7 +229,7 @@ func (q *Query) request(listeners []Listener, x *Explanation) (*tunnel.Request, 
 		}
 	}
 	if q.As != "" {
-		req.Peer = statedPeer(q.As)
+		req.Peer = Stated(q.As, q.Tokens)
 	}
 	spoken := false
 	for _, l := range listeners {

@@ -3,6 +3,7 @@ package gateway
 import (
 	"strings"
 
+	"culvert.dev/identity/jwt"
 	"culvert.dev/internal/names"
 	"culvert.dev/policy"
 	"culvert.dev/registry"
@@ -38,8 +39,14 @@ type ExplanationStep struct {
 	Why      string `json:"why,omitempty"`    // the step is left out
 }
 
-// statedPeer is the peer that a person asks about, as a carrier would make it.
-func statedPeer(id string) tunnel.Peer {
+// Stated returns the peer that a person asks about, as a carrier would make it. tokens are those
+// whose service accounts it may be; nil for none.
+func Stated(id string, tokens *jwt.Tokens) tunnel.Peer {
+	if tokens != nil {
+		if p, ok := tokens.Account(id); ok {
+			return p
+		}
+	}
 	if strings.HasPrefix(id, "spiffe://") || strings.HasPrefix(id, "dns:") || strings.HasPrefix(id, "uri:") || strings.HasPrefix(id, "subject:") {
 		return tunnel.Peer{ID: id, Method: "mtls"}
 	}

@@ -185,7 +185,7 @@ func (g *Gateway) explainEach(ctx context.Context, some []explainTarget, listene
 			continue
 		}
 		one := q
-		one.Listener = a.listener
+		one.Listener, one.Tokens = a.listener, g.tokens
 		x := Explain(ctx, g.router, listeners, one)
 		if x.Reason != "" {
 			refusals = append(refusals, x)

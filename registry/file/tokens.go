@@ -14,7 +14,7 @@ import (
 // domain with its JWT-SVIDs.
 type Issuer struct {
 	Issuer      string `yaml:"issuer" as:"issuer"`           // one of these two
-	TrustDomain string `yaml:"trustDomain" as:"trustDomain"` // a name of Identity.Trust
+	TrustDomain string `yaml:"trustDomain" as:"trustDomain"` // a name of Identity.Trust; with Kubernetes, that of the workloads
 
 	Audience   []string `yaml:"audience,single" what:"an audience" unique:"audience" empty:"name what its tokens for this gateway have in aud"`
 	ID         string   `yaml:"id"` // of the caller, with claims in braces; "" means {sub}
@@ -48,9 +48,9 @@ func (i *Issuer) check(d *decoder, at mapping) {
 		return
 	case url == nil && domain == nil:
 		d.errorf(at.node, "write issuer: https://login.example.com/, or trustDomain: corp.example", "tokens are those of an issuer or of a trust domain, and neither is named")
-	case url != nil && domain != nil:
+	case url != nil && domain != nil && !i.Kubernetes:
 		d.errorf(domain, "list it as an entry of its own", "an entry is that of an issuer or that of a trust domain, not both")
-	case domain != nil:
+	case domain != nil && url == nil:
 		for _, key := range []string{"id", "kubernetes", "header", "signer", "jwks", "caFile", "tokenFile"} {
 			if n := at.value(key); n != nil {
 				d.errorf(n, "leave it out", "%s has no effect: JWT-SVIDs have the ids and keys of their trust domain", key)
@@ -114,7 +114,7 @@ func (d *decoder) checkIssuers() {
 			}
 			known[i.Name()] = where.Line
 			switch t := d.cfg.Identity.Trust[i.TrustDomain]; {
-			case i.TrustDomain == "":
+			case i.Issuer != "":
 			case t == nil:
 				d.errorf(where, "add it to identity.trust, with spiffe: true or a bundle", "there is no trust %q to verify JWT-SVIDs by", clip(i.TrustDomain))
 			case t.CAFile != "":
@@ -122,6 +122,7 @@ func (d *decoder) checkIssuers() {
 			}
 		}
 	}
+	d.checkAccounts()
 	used := map[string]bool{}
 	for n := range d.cfg.Listeners {
 		auth := d.cfg.Listeners[n].Auth
@@ -142,6 +143,32 @@ func (d *decoder) checkIssuers() {
 		i := &d.cfg.Identity.Tokens[n]
 		if name := i.Name(); name != "" && !used[name] && len(d.cfg.Listeners) > 0 {
 			d.warnf(i.named(mapping{d.root.object("identity").item("tokens", n)}), "add it to a listener: auth: {issuers: [...]}", "no listener accepts tokens of %q", clip(name))
+		}
+	}
+}
+
+// checkAccounts says which trust domain the service accounts of Kubernetes are of.
+func (d *decoder) checkAccounts() {
+	if d.cfg.Identity == nil {
+		return
+	}
+	clusters := 0
+	for _, i := range d.cfg.Identity.Tokens {
+		if i.Kubernetes && i.Issuer != "" {
+			clusters++
+		}
+	}
+	for n := range d.cfg.Identity.Tokens {
+		i, at := &d.cfg.Identity.Tokens[n], mapping{d.root.object("identity").item("tokens", n)}
+		if !i.Kubernetes || i.Issuer == "" || i.TrustDomain != "" {
+			continue
+		}
+		i.TrustDomain = DefaultTrustDomain
+		if clusters > 1 {
+			d.errorf(at.where("kubernetes"), "add trustDomain, another one for each cluster", "the service accounts of %q need a trust domain, as there are %d issuers of Kubernetes", clip(i.Issuer), clusters)
+		}
+		if k := d.cfg.Kubernetes; k != nil && k.AuthorizationPolicies != nil && len(k.AuthorizationPolicies.TrustDomains) > 0 && !slices.Contains(k.AuthorizationPolicies.TrustDomains, DefaultTrustDomain) {
+			d.warnf(at.where("kubernetes"), "add trustDomain: "+k.AuthorizationPolicies.TrustDomains[0]+" if they are of this cluster", "no AuthorizationPolicy that names a ServiceAccount matches the tokens of %q: without trustDomain they are of %s", clip(i.Issuer), DefaultTrustDomain)
 		}
 	}
 }

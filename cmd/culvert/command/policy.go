@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"culvert.dev/identity/jwt"
 	"culvert.dev/internal/gateway"
 	"culvert.dev/registry"
 	"culvert.dev/registry/file"
@@ -183,6 +184,7 @@ type rehearsal struct {
 	gateway  gateway.Config
 	registry *registry.Registry
 	router   *tunnel.Router
+	tokens   *jwt.Tokens // whose service accounts may be asked about
 }
 
 func newRehearsal(ctx context.Context, o *sourceOptions) (*rehearsal, error) {
@@ -206,7 +208,11 @@ func newRehearsal(ctx context.Context, o *sourceOptions) (*rehearsal, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &rehearsal{config: c, gateway: cfg, registry: reg, router: &tunnel.Router{Resolver: reg, Dialer: direct}}, nil
+	tokens, err := knownTokens(cfg.Issuers)
+	if err != nil {
+		return nil, err
+	}
+	return &rehearsal{config: c, gateway: cfg, registry: reg, router: &tunnel.Router{Resolver: reg, Dialer: direct}, tokens: tokens}, nil
 }
 
 // lookUpNothing has the names of endpoints stand for an address of documentation, so that
@@ -222,5 +228,6 @@ func (r *rehearsal) explain(ctx context.Context, q gateway.Query) (x *gateway.Ex
 	if q.Listener, err = pickListener(r.config, q.Listener); err != nil {
 		return nil, err
 	}
+	q.Tokens = r.tokens
 	return gateway.Explain(ctx, r.router, r.gateway.Listeners, q), nil
 }

@@ -154,6 +154,9 @@ func printReplay(w io.Writer, all *replay) error {
 // service.
 func (r *rehearsal) replay(ctx context.Context, fields map[string]string) (g replayGroup, known bool) {
 	req := &tunnel.Request{Proto: fields["proto"], Listener: fields["listener"], Peer: tunnel.Peer{ID: fields["peer"], Method: fields["peer_method"]}}
+	if p, ok := r.tokens.Account(req.Peer.ID); ok && req.Peer.Method == p.Method {
+		req.Peer = p
+	}
 	req.Source, _ = netip.ParseAddrPort(fields["source"])
 	if _, port, err := net.SplitHostPort(req.Listener); err == nil {
 		n, _ := strconv.ParseUint(port, 10, 16)

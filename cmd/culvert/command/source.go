@@ -190,8 +190,8 @@ func settings(c *file.Config, cfg *gateway.Config) (err error) {
 		}
 	}
 	cfg.ReadFile, cfg.Issuers = os.ReadFile, issuers(c)
-	if err := (&jwt.Tokens{Trust: new(identity.Store).Trust}).Use(cfg.Issuers); err != nil {
-		return usageError("see identity.tokens in the configuration reference", "%w", err)
+	if _, err := knownTokens(cfg.Issuers); err != nil {
+		return err
 	}
 	if err := checkIdentity(c.Identity); err != nil {
 		return err
@@ -199,6 +199,15 @@ func settings(c *file.Config, cfg *gateway.Config) (err error) {
 	cfg.ServicePorts, cfg.VIPs = servicePorts(c), (*gateway.VIPs)(c.VIPs)
 	cfg.DNS, err = dnsServer(c)
 	return err
+}
+
+// knownTokens returns the tokens of issuers, of which no keys are known.
+func knownTokens(all []jwt.Issuer) (*jwt.Tokens, error) {
+	t := &jwt.Tokens{Trust: new(identity.Store).Trust}
+	if err := t.Use(all); err != nil {
+		return nil, usageError("see identity.tokens in the configuration reference", "%w", err)
+	}
+	return t, nil
 }
 
 // issuers are those of c whose tokens listeners may accept.
