@@ -147,10 +147,11 @@ func (v *Verifier) byIdentity(chain []*x509.Certificate, now time.Time) (tunnel.
 		if b.TrustDomain != who.domain {
 			continue
 		}
-		var verified []*x509.Certificate
-		if verified, err = v.chainTo(b, chain, "", now); err == nil {
+		verified, refused := v.chainTo(b, chain, "", now)
+		if refused == nil {
 			return v.peer(who, verified)
 		}
+		err = telling(err, refused)
 	}
 	if err == nil { // there is no bundle
 		if missing == nil {
@@ -259,7 +260,7 @@ func (v *Verifier) byName(chain []*x509.Certificate, now time.Time) (tunnel.Peer
 		return found, err
 	}
 	err := errUntrusted
-	var unnamed error // of a chain that a CA has signed
+	var refused, unnamed error // of a chain, and of one that a CA has signed
 	for _, t := range v.Trust {
 		b, bad := t.Bundle()
 		if bad != nil {
@@ -268,8 +269,9 @@ func (v *Verifier) byName(chain []*x509.Certificate, now time.Time) (tunnel.Peer
 			}
 			continue
 		}
-		var verified []*x509.Certificate
-		if verified, err = v.chainTo(b, chain, v.Want.DNSName, now); err != nil {
+		verified, bad := v.chainTo(b, chain, v.Want.DNSName, now)
+		if bad != nil {
+			refused = telling(refused, bad)
 			continue
 		}
 		if unnamed = v.checkSANs(chain[0], b.TrustDomain); unnamed == nil {
@@ -277,7 +279,16 @@ func (v *Verifier) byName(chain []*x509.Certificate, now time.Time) (tunnel.Peer
 			return found, nil
 		}
 	}
-	return tunnel.Peer{}, cmp.Or(unnamed, err)
+	return tunnel.Peer{}, cmp.Or(unnamed, refused, err)
+}
+
+// telling returns which of two refusals of a chain, by bundles in order, says more: that
+// its CA is unknown says nothing where another bundle has the CA.
+func telling(before, now error) error {
+	if unknown := (x509.UnknownAuthorityError{}); before != nil && errors.As(now, &unknown) {
+		return before
+	}
+	return now
 }
 
 // chainTo returns a chain from the leaf to a root of b, nil for those of the system, that

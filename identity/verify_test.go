@@ -392,6 +392,26 @@ func TestVerifySANsByTrustDomain(t *testing.T) {
 	}
 }
 
+// The refusal by the bundle that has the CA is told, whatever other bundles there are.
+func TestVerifyTellsOfTheRightBundle(t *testing.T) {
+	ca, other := newSigner(t, "ca", nil), newSigner(t, "other", nil)
+	c := template()
+	c.DNSNames, c.ExtKeyUsage = []string{"db.example"}, []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}
+	shown := []*x509.Certificate{ca.issue(c)}
+	for _, trust := range [][]*Trust{
+		{trusted("", nil, ca), trusted("", nil, other)},
+		{trusted("", nil, other), trusted("", nil, ca)},
+	} {
+		for _, want := range []Expectation{{DNSName: "db.example"}, {SANs: []string{"db.example"}}, {}} {
+			want.Usage = x509.ExtKeyUsageServerAuth
+			_, err := (&Verifier{Trust: trust, Want: want, Time: func() time.Time { return noon }}).Verify(shown)
+			if err == nil || !strings.Contains(err.Error(), "certificate has the wrong key usage") {
+				t.Errorf("%+v: got error %v, want that the key usage is wrong", want, err)
+			}
+		}
+	}
+}
+
 // A bundle that is replaced decides from the next handshake on.
 func TestVerifyFollowsRotation(t *testing.T) {
 	old, renewed := newSigner(t, "root", nil), newSigner(t, "root", nil)

@@ -133,7 +133,7 @@ services:
 		}
 	}
 	// All in one, as it takes long to start.
-	out, errs, code := command(t, "java", append([]string{"-Xshare:auto", "-XX:TieredStopAtLevel=1", "testdata/Show.java", g.addr, hostA, dir}, names...)...)
+	out, errs, code := command(t, "java", append([]string{"-Xshare:auto", "-XX:TieredStopAtLevel=1", "testdata/Show.java", "to", g.addr, hostA, dir}, names...)...)
 	if code != 0 {
 		t.Fatalf("Java: exit code %d\n%s%s", code, out, errs)
 	}
@@ -219,4 +219,170 @@ func saveShown(t *testing.T, dir string, s shown) {
 	if rest := s.chain.certs[1:]; len(rest) > 0 { // which openssl reads from another file
 		must(t, os.WriteFile(filepath.Join(dir, s.name+".rest"), pemOf(rest...), 0o600))
 	}
+}
+
+// A certServer is a program that serves by TLS, and shows each certificate at a port of
+// its own.
+type certServer struct {
+	name string
+
+	// serve starts it, for certificates with the files of dir, at the port of each.
+	serve func(t *testing.T, dir string, ports map[string]string)
+
+	// not has the certificates that it does not show, and why.
+	not map[string]string
+}
+
+var certServers = []certServer{
+	{"openssl", func(t *testing.T, dir string, ports map[string]string) {
+		var all []*process
+		for name, port := range ports {
+			cmd := exec.Command(look(t, "openssl"), append([]string{"s_server", "-accept", "127.0.0.1:" + port, "-www", "-quiet"}, opensslChain(dir, name)...)...)
+			cmd.Env = permissive(t, dir)
+			all = append(all, startCmd(t, cmd))
+			all[len(all)-1].listens(t, "127.0.0.1:"+port)
+		}
+	}, nil},
+	{"GnuTLS", func(t *testing.T, dir string, ports map[string]string) {
+		for name, port := range ports {
+			start(t, "gnutls-serv", "--http", "--disable-client-cert", "-q", "-p", port,
+				"--x509certfile", filepath.Join(dir, name+".crt"), "--x509keyfile", filepath.Join(dir, name+".key")).listens(t, "127.0.0.1:"+port)
+		}
+	}, nil},
+	{"nginx", func(t *testing.T, dir string, ports map[string]string) {
+		var servers strings.Builder
+		for name, port := range ports {
+			fmt.Fprintf(&servers, "server { listen 127.0.0.1:%s ssl; ssl_certificate %s.crt; ssl_certificate_key %[2]s.key; return 200 served; }\n", port, filepath.Join(dir, name))
+		}
+		sub := filepath.Join(dir, "nginx")
+		must(t, os.Mkdir(sub, 0o700))
+		conf := filepath.Join(sub, "nginx.conf")
+		must(t, os.WriteFile(conf, fmt.Appendf(nil, `daemon off; master_process off; pid %[1]s/pid; error_log stderr warn; events {}
+http {
+	access_log off;
+	client_body_temp_path %[1]s/body; proxy_temp_path %[1]s/proxy; fastcgi_temp_path %[1]s/fastcgi;
+	uwsgi_temp_path %[1]s/uwsgi; scgi_temp_path %[1]s/scgi;
+	%[2]s
+}
+`, sub, servers.String()), 0o600))
+		cmd := exec.Command(look(t, "nginx"), "-p", sub, "-e", "stderr", "-c", conf)
+		cmd.Env = permissive(t, dir)
+		p := startCmd(t, cmd)
+		for _, port := range ports {
+			p.listens(t, "127.0.0.1:"+port)
+		}
+	}, nil},
+	{"Java", func(t *testing.T, dir string, ports map[string]string) {
+		args := []string{"-Xshare:auto", "-XX:TieredStopAtLevel=1", "testdata/Show.java", "at", dir}
+		for name, port := range ports {
+			args = append(args, name+"="+port)
+		}
+		start(t, "java", args...).says(t, "listening")
+	}, nil},
+}
+
+// TestServerCertificates: each certificate of the table is shown to the gateway by each
+// server, as a next hop that may be any workload of two trust domains, and as a service
+// that must have one name. The gateway uses it, or refuses it for its own reason, which
+// the log and "culvert status" have; nothing of the client goes there.
+func TestServerCertificates(t *testing.T) {
+	dir, p := t.TempDir(), newPKI(t)
+	table := p.certs(t, x509.ExtKeyUsageClientAuth)
+	for _, s := range table {
+		saveShown(t, dir, s)
+	}
+	must(t, os.WriteFile(filepath.Join(dir, "a.pem"), pemOf(p.a.cert.Raw, p.a2.cert.Raw), 0o600))
+	must(t, os.WriteFile(filepath.Join(dir, "b.pem"), pemOf(p.b.cert.Raw), 0o600))
+
+	// What is said otherwise of one that must have a name. Names are what is asked for, so
+	// that it may have more of them.
+	const none = "certificate has none of the names "
+	byName := map[string]string{
+		"other-domain": none, "ca-of-a": none, "other-id": none, "malformed": none, "escapes": none, "no-path": none, "too-long": none, "no-id": none, "id-in-intermediate": none,
+		"ca-of-b":  `id is "` + idA + `", and its certificate is signed by a CA of "b.example"`,
+		"two-uris": "", "ca": "",
+	}
+
+	var services strings.Builder
+	type asked struct {
+		server string
+		what   shown
+		hop    bool
+		err    string
+	}
+	want := make(map[string]asked) // by the service's name
+	for _, server := range certServers {
+		ports := make(map[string]string)
+		for _, s := range table {
+			if server.not[s.name] == "" {
+				ports[s.name] = freePort(t)
+			}
+		}
+		server.serve(t, dir, ports)
+		for _, s := range table {
+			port := ports[s.name]
+			if port == "" {
+				continue
+			}
+			id := strings.ToLower(server.name + "-" + s.name)
+			err, other := byName[s.name]
+			if !other {
+				err = s.err
+			}
+			want["service-"+id+".test"] = asked{server.name, s, false, err}
+			fmt.Fprintf(&services, "  - {name: service-%s.test, endpoints: [\"127.0.0.1:%s\"], tls: {serverName: %s, sans: [%s], trust: [%s, %s]}}\n", id, port, hostA, idA, domainA, domainB)
+			if s.err != "" || server.name == "Java" { // which takes CONNECT for a request as any
+				want["hop-"+id+".test"] = asked{server.name, s, true, s.err}
+				fmt.Fprintf(&services, "  - {name: hop-%s.test, endpoints: [\"192.0.2.1:443\"], via: [{connect: \"https://127.0.0.1:%s\", serverName: %s, peers: [spiffe://%s, spiffe://%s], trust: [%[4]s, %[5]s]}]}\n", id, port, hostA, domainA, domainB)
+			}
+		}
+	}
+	config := filepath.Join(dir, "culvert.yaml")
+	must(t, os.WriteFile(config, fmt.Appendf(nil, `
+listeners:
+  - {address: "127.0.0.1:%s", protocols: [connect]}
+admin: 127.0.0.1:%s
+identity:
+  trust:
+    %s: {caFile: a.pem}
+    %s: {caFile: b.pem}
+services:
+%s`, freePort(t), freePort(t), domainA, domainB, services.String()), 0o600))
+	g := startGateway(t, "--config", config)
+	before := g.kept(t)
+
+	said := make(map[string]string)
+	for name := range want {
+		c := dial(t, g.addr)
+		_, err := io.WriteString(c, "CONNECT "+name+":443 HTTP/1.1\r\nHost: "+name+"\r\n\r\n")
+		must(t, err)
+		head := make([]byte, 12)
+		_, err = io.ReadFull(c, head)
+		must(t, err)
+		said[name] = string(head)
+		must(t, c.Close())
+	}
+	ends := make(map[string]line)
+	g.await(t, fmt.Sprintf("logged %d requests", len(want)), func() bool {
+		for _, l := range g.lines() {
+			if name, _, _ := strings.Cut(l.Target, ":"); l.Proto == "connect" {
+				ends[name] = l
+			}
+		}
+		return len(ends) == len(want)
+	})
+	for name, a := range want {
+		l := ends[name]
+		status := "HTTP/1.1 502"
+		if a.err == "" {
+			status = "HTTP/1.1 200"
+		}
+		if said[name] != status {
+			t.Errorf("%s: the client got %q, want %q; the log has %+v", name, said[name], status, l)
+		}
+		if a.err != "" && (l.Reason != "dial-failed" || !strings.Contains(l.Err, "identity: the server's ") || !strings.Contains(l.Err, a.err)) {
+			t.Errorf("%s: the log has %s, %q, want dial-failed and %q", name, l.Reason, l.Err, a.err)
+		}
+	}
+	testnet.Eventually(t, patience, func() bool { return g.kept(t) == before }, "nothing is kept of them: %v", before)
 }

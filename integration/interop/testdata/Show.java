@@ -10,13 +10,21 @@ import java.util.*;
 import javax.net.ssl.*;
 
 /**
- * Shows one certificate after another to a server, whether it asks for it or not, and says
- * how each connection ended: by the last line of the answer, or by the alert.
+ * Shows certificates, whatever these are like.
  *
- * Usage: java Show.java ADDRESS NAME FOLDER CERTIFICATE...
+ * java Show.java to ADDRESS NAME FOLDER CERTIFICATE...: one after another to a server; says
+ * how each connection ended, by the last line of the answer or by the alert.
+ *
+ * java Show.java at FOLDER CERTIFICATE=PORT...: to clients, at a port each; answers whatever
+ * they ask for by 200.
  */
 public class Show {
     public static void main(String[] args) throws Exception {
+        if (args[0].equals("at")) {
+            serve(args);
+            return;
+        }
+        args = Arrays.copyOfRange(args, 1, args.length);
         String host = args[0].split(":")[0];
         int port = Integer.parseInt(args[0].split(":")[1]);
         for (String name : Arrays.copyOfRange(args, 3, args.length)) {
@@ -33,6 +41,25 @@ public class Show {
             }
             System.out.println(name + ": " + said);
         }
+    }
+
+    static void serve(String[] args) throws Exception {
+        for (String one : Arrays.copyOfRange(args, 2, args.length)) {
+            String[] nameAndPort = one.split("=");
+            ServerSocket socket = context(args[1] + "/" + nameAndPort[0]).getServerSocketFactory()
+                    .createServerSocket(Integer.parseInt(nameAndPort[1]), 50, InetAddress.getByName("127.0.0.1"));
+            new Thread(() -> {
+                while (true) {
+                    try (Socket client = socket.accept()) {
+                        client.getInputStream().read();
+                        client.getOutputStream().write("HTTP/1.0 200 OK\r\n\r\nserved\n".getBytes(StandardCharsets.US_ASCII));
+                    } catch (IOException e) {
+                        // the client did not like it
+                    }
+                }
+            }).start();
+        }
+        System.out.println("listening");
     }
 
     static SSLContext context(String path) throws Exception {
