@@ -138,35 +138,40 @@ func (r *Registry) Healthy(ap netip.AddrPort) bool {
 	return h.down[healthKey{addr: ap}] == 0 && h.due(healthKey{addr: ap}, now).IsZero()
 }
 
-// States returns a function that reports the state of an address at this
-// moment, as Health.State has it, or "" if nothing is known.
-func (r *Registry) States() func(ap netip.AddrPort) string {
+// States returns a function that reports the state of an address at this moment, and its
+// last error, as Health has them, or "" if nothing is known.
+func (r *Registry) States() func(ap netip.AddrPort) (state string, err error) {
+	type known struct {
+		state string
+		err   error
+	}
 	h := &r.health
 	if h.n.Load() == 0 {
-		return func(netip.AddrPort) string { return "" }
+		return func(netip.AddrPort) (string, error) { return "", nil }
 	}
 	// The worst comes last.
-	states := map[netip.AddrPort]string{}
+	states := map[netip.AddrPort]known{}
 	now := time.Now()
 	h.mu.RLock()
 	defer h.mu.RUnlock()
 	for t := range h.checked {
 		if t.HealthKey == "" {
-			states[t.Addr] = StateUp
+			states[t.Addr] = known{state: StateUp}
 		}
 	}
-	for key := range h.failing {
-		states[key.addr] = StateSuspect
+	for key, f := range h.failing {
+		one := known{StateSuspect, f.err}
 		if !h.due(key, now).IsZero() {
-			states[key.addr] = StateFailing
+			one.state = StateFailing
+		}
+		states[key.addr] = one
+	}
+	for t, v := range h.checked {
+		if key := t.key(); v.err != nil && key.hop == "" {
+			states[key.addr] = known{StateDown, v.err}
 		}
 	}
-	for key, n := range h.down {
-		if n > 0 && key.hop == "" {
-			states[key.addr] = StateDown
-		}
-	}
-	return func(ap netip.AddrPort) string { return states[ap] }
+	return func(ap netip.AddrPort) (string, error) { s := states[ap]; return s.state, s.err }
 }
 
 func (h *health) check(t Target, err error) {

@@ -384,5 +384,14 @@ services:
 			t.Errorf("%s: the log has %s, %q, want dial-failed and %q", name, l.Reason, l.Err, a.err)
 		}
 	}
+	for name, a := range want {
+		if a.server != "nginx" || a.hop || a.err == "" {
+			continue // one command for each is slow
+		}
+		out, errs, code := command(t, "culvert", "explain", name+":443", "--from", "127.0.0.1", "--admin", g.admin)
+		if code != 0 || !strings.Contains(out, "identity: the server's ") || !strings.Contains(out, a.err) {
+			t.Errorf("explain %s: exit code %d, got %q, %s, want %q", name, code, out, errs, a.err)
+		}
+	}
 	testnet.Eventually(t, patience, func() bool { return g.kept(t) == before }, "nothing is kept of them: %v", before)
 }

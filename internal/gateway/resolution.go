@@ -47,6 +47,7 @@ type ViewedEndpoint struct {
 	Name    string `json:"name,omitempty"`
 	Healthy bool   `json:"healthy"`
 	State   string `json:"state,omitempty"` // as /status has it; "" where nothing is known
+	Error   string `json:"error,omitempty"` // why it is not up, as /status has it
 }
 
 // A ViewedGateway is a gateway that leads to a service.
@@ -58,6 +59,7 @@ type ViewedGateway struct {
 	Transports []string `json:"transports"`
 	Healthy    bool     `json:"healthy"`
 	State      string   `json:"state,omitempty"`
+	Error      string   `json:"error,omitempty"`
 }
 
 // ResolveFrom says what name means from a network, or from an address; from
@@ -104,7 +106,7 @@ func ResolveFrom(src *names.Source, name, from string) (*Resolution, error) {
 	return r, nil
 }
 
-func view(src *names.Source, t *registry.Table, name tunnel.Name, network string, states func(netip.AddrPort) string) View {
+func view(src *names.Source, t *registry.Table, name tunnel.Name, network string, states func(netip.AddrPort) (string, error)) View {
 	v := View{Network: network, Here: network != "" && network == t.Mesh().Network, DNS: []string{}}
 	places, ok := t.Locations(name, network)
 	if !ok {
@@ -152,7 +154,7 @@ func answered(a *dns.Answer, typ dns.Type) []string {
 	return list
 }
 
-func viewed(reg *registry.Registry, p *registry.Location, states func(netip.AddrPort) string) ViewedService {
+func viewed(reg *registry.Registry, p *registry.Location, states func(netip.AddrPort) (string, error)) ViewedService {
 	s := ViewedService{Service: p.Service.Name, Pattern: p.Pattern, Endpoint: p.Single}
 	for _, a := range p.VIPs {
 		if a.IsValid() {
@@ -162,19 +164,26 @@ func viewed(reg *registry.Registry, p *registry.Location, states func(netip.Addr
 	healthy := func(ep *registry.Endpoint, port uint16) bool {
 		return !ep.Addr.IsValid() || reg.Healthy(netip.AddrPortFrom(ep.Addr, cmp.Or(ep.Port, port)))
 	}
-	state := func(ep *registry.Endpoint, port uint16) string {
+	state := func(ep *registry.Endpoint, port uint16) (state, problem string) {
 		if !ep.Addr.IsValid() {
-			return ""
+			return "", ""
 		}
-		return states(netip.AddrPortFrom(ep.Addr, cmp.Or(ep.Port, port)))
+		state, err := states(netip.AddrPortFrom(ep.Addr, cmp.Or(ep.Port, port)))
+		if err != nil {
+			problem = err.Error()
+		}
+		return state, problem
 	}
 	for i := range p.Endpoints {
 		ep := &p.Endpoints[i]
-		s.Endpoints = append(s.Endpoints, ViewedEndpoint{Address: ep.String(), Name: ep.Name, Healthy: healthy(ep, p.Port), State: state(ep, p.Port)})
+		one := ViewedEndpoint{Address: ep.String(), Name: ep.Name, Healthy: healthy(ep, p.Port)}
+		one.State, one.Error = state(ep, p.Port)
+		s.Endpoints = append(s.Endpoints, one)
 	}
 	for i := range p.Gateways {
 		e := &p.Gateways[i]
-		g := ViewedGateway{Network: e.Network, Address: e.Address.String(), Rank: e.Rank, Weight: cmp.Or(e.Gateway.Weight, 1), Transports: e.Gateway.Protocols(), Healthy: healthy(&e.Address, 0), State: state(&e.Address, 0)}
+		g := ViewedGateway{Network: e.Network, Address: e.Address.String(), Rank: e.Rank, Weight: cmp.Or(e.Gateway.Weight, 1), Transports: e.Gateway.Protocols(), Healthy: healthy(&e.Address, 0)}
+		g.State, g.Error = state(&e.Address, 0)
 		s.Gateways = append(s.Gateways, g)
 	}
 	switch {

@@ -146,10 +146,10 @@ func printResolution(w io.Writer, r *gateway.Resolution) error {
 			fmt.Fprintf(w, "  service %s, by %s: %s\n", s.Service, s.Pattern, s.Why)
 			var rows [][]string
 			for _, ep := range s.Endpoints {
-				rows = append(rows, []string{"    " + ep.Address, health(ep.State), ep.Name})
+				rows = append(rows, []string{"    " + ep.Address, health(ep.State), ep.Name, printable(ep.Error)})
 			}
 			for _, g := range s.Gateways {
-				rows = append(rows, []string{"    " + g.Address, health(g.State), fmt.Sprintf("network %s, weight %d, by %s", g.Network, g.Weight, strings.Join(g.Transports, ", "))})
+				rows = append(rows, []string{"    " + g.Address, health(g.State), fmt.Sprintf("network %s, weight %d, by %s", g.Network, g.Weight, strings.Join(g.Transports, ", ")), printable(g.Error)})
 			}
 			for _, a := range s.VIPs {
 				rows = append(rows, []string{"    " + a.String(), "VIP"})
