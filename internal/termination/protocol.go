@@ -215,9 +215,15 @@ func (p Plain) ServeConn(ctx context.Context, c *tunnel.Conn, h tunnel.Handler) 
 	return nil
 }
 
-// handshakeMemory is about what an unfinished handshake takes: the hello, keys, the
-// answer and a stack.
-const handshakeMemory = 48 << 10 // bytes
+const (
+	// handshakeMemory is about what an unfinished handshake takes: the hello, keys, the
+	// answer and a stack.
+	handshakeMemory = 48 << 10 // bytes
+
+	// handshakeBytes is how much of what the client sends is in it. What is above it, of a
+	// long chain of certificates, counts twice: crypto/tls gathers it and copies it.
+	handshakeBytes = 16 << 10
+)
 
 // reserveMemory counts the memory of an unfinished handshake, or refuses it if the
 // client has its share of memory already.
@@ -235,7 +241,16 @@ func reserveMemory(ctx context.Context) (held tunnel.BufferAccount, err error) {
 // c has been closed. The handshake counts in held until it is over.
 func (r *KeySet) handshake(ctx context.Context, c *tunnel.Conn, asked *tunnel.Request, held *tunnel.BufferAccount) (inner *tunnel.Conn, alpn string, err error) {
 	defer held.Set(0)
-	transport := &tlsTransport{Conn: c, left: MaxHandshake}
+	transport := &tlsTransport{Conn: c, left: MaxHandshake, count: func(read int) error {
+		if read <= handshakeBytes {
+			return nil
+		}
+		if err := held.CheckLimit(); err != nil {
+			return err
+		}
+		held.Set(handshakeMemory + 2*(read-handshakeBytes))
+		return nil
+	}}
 	var peer tunnel.Peer
 	var shown *x509.Certificate
 	t := tls.Server(transport, r.configFor(func(p tunnel.Peer) { peer = p }, func(c *tls.Certificate) { shown = c.Leaf }))

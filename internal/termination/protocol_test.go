@@ -550,3 +550,69 @@ func TestHandshakesAreCounted(t *testing.T) {
 	}
 	testnet.Eventually(t, 10*time.Second, func() bool { return budget.Buffered() == 0 }, "nothing is counted any more")
 }
+
+// TestChainsAreCounted: a chain of certificates counts as memory of its client as it comes,
+// and a client that has its share of memory may send no more of it.
+func TestChainsAreCounted(t *testing.T) {
+	const chain, limit = 100 << 10, 300 << 10
+	budget := &tunnel.Budget{Limit: 1000, Backlogs: limit / 2} // of which twice as much may be held
+	ca := newCA(t, "example.test")
+	outcomes := make(chan *tunnel.Outcome, 10)
+	srv := &tunnel.Server{Budget: budget, Observe: func(o *tunnel.Outcome) { outcomes <- o }, Handler: tunnel.HandlerFunc(func(_ context.Context, req *tunnel.Request) {
+		req.Refuse(tunnel.Refusef(tunnel.NoRoute, "there is nothing here"))
+	})}
+	ln := testnet.Listen(t)
+	served := make(chan error, 1)
+	go func() {
+		served <- srv.Serve(context.WithoutCancel(t.Context()), tunnel.Listener{Listener: ln, Name: "test", Protocols: []tunnel.Protocol{
+			terminating(t, &Keys{Certificates: keysOf(issue(t, ca, "gw", "gw.test").TLS), Trust: trusting(ca)}, true),
+		}})
+	}()
+	t.Cleanup(func() { _ = srv.Close(); <-served })
+
+	cfg := roots(ca, "gw.test")
+	shown := issue(t, ca, "alice").TLS
+	shown.Certificate = append(shown.Certificate, make([]byte, chain))
+	cfg.Certificates = []tls.Certificate{shown}
+	begin := func() net.Conn {
+		raw := testnet.Connect(t, ln.Addr().String())
+		c := tls.Client(&cutConn{raw, chain}, cfg) // it ends before the certificates do
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			_ = c.HandshakeContext(t.Context())
+			_, _ = io.Copy(io.Discard, raw) // until the server refuses
+		}()
+		t.Cleanup(func() { _ = raw.Close(); <-done })
+		return raw
+	}
+	one := begin()
+	const want = handshakeMemory + 2*(chain-handshakeBytes) - 64<<10 // the account is a little behind
+	testnet.Eventually(t, patience, func() bool { return budget.Buffered() > want }, "one chain is counted")
+	begin()
+	select {
+	case o := <-outcomes:
+		if o.Reason != tunnel.Overload {
+			t.Errorf("two chains: got %s, %v, want overload", o.Reason, o.Err)
+		}
+	case <-time.After(patience):
+		t.Errorf("two chains are held at once: %d bytes, the limit is %d", budget.Buffered(), limit)
+	}
+	_ = one.Close()
+	testnet.Eventually(t, patience, func() bool { return budget.Buffered() == 0 }, "nothing is counted any more")
+}
+
+// A cutConn sends so many bytes, and no more.
+type cutConn struct {
+	net.Conn
+	left int
+}
+
+func (c *cutConn) Write(p []byte) (int, error) {
+	n := min(len(p), c.left)
+	c.left -= n
+	if _, err := c.Conn.Write(p[:n]); err != nil {
+		return 0, err
+	}
+	return len(p), nil
+}

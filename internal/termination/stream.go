@@ -24,6 +24,9 @@ var errTooLong = errors.New("more than a handshake may have")
 type tlsTransport struct {
 	net.Conn
 
+	// count, if set, is told how many bytes of the handshake have come, and may refuse more.
+	count func(read int) error
+
 	mu   sync.Mutex // guards what follows
 	left int        // bytes that may still come; negative means any number
 	read int        // bytes that came, while they are counted
@@ -77,6 +80,9 @@ func (b *tlsTransport) Read(p []byte) (int, error) {
 	}
 	b.read += n
 	b.gone = b.gone || err != nil
+	if b.count != nil && err == nil {
+		err = b.count(b.read)
+	}
 	return n, err
 }
 
