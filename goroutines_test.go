@@ -36,6 +36,7 @@ var uncaught = map[string]string{
 	"identity/bundle/serve.go Server.Serve":                               "stops a server",
 	"identity/bundle/source.go Source.Run":                                "ask recovers, and the rest compares times",
 	"identity/spiffe/source.go Source.Run":                                "read recovers, and the rest compares times",
+	"identity/spiffe/token.go Source.Token":                               "fetchToken recovers, and the rest compares times",
 	"internal/gateway/inbound/datagrams.go Socket.Serve":                  "runs a server, which recovers for each connection",
 	"internal/gateway/http3.go http3Sockets.shutdown":                     "stops servers",
 	"internal/gateway/gateway.go Gateway.Run":                             "runs a server, which recovers for each connection",

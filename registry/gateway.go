@@ -186,7 +186,8 @@ func (h Hop) with(how *Hop) Hop {
 		one := *how
 		one.Proto, one.TLS = h.Proto, true
 		if h.Proto == "hbone" { // which knows its clients by their certificates
-			one.Token, one.User, one.Password = "", "", ""
+			one.Token, one.TokenFile, one.JWTSVID = "", "", nil
+			one.User, one.Password = "", ""
 		}
 		return one
 	case "socks5":

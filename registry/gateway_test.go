@@ -12,13 +12,14 @@ import (
 // behind one with TLS is left out. Those of the file are what they are.
 func TestTransportOfFoundGateways(t *testing.T) {
 	ep := addrPort("198.51.100.1:443")
-	how := &registry.Hop{Certificate: "crt", Key: "key", Token: "token", User: "user", Password: "password", Roots: "ca", ServerName: "gw.test", Path: "/t/"}
+	how := &registry.Hop{Certificate: "crt", Key: "key", Token: "token", TokenFile: "file", JWTSVID: &registry.JWTSVID{Audience: []string{"a"}}, User: "user", Password: "password", Roots: "ca", ServerName: "gw.test", Path: "/t/"}
 	with := func(proto, address string) registry.Hop {
 		h := *how
 		h.Proto, h.Addresses, h.TLS = proto, []string{address}, true
 		return h
 	}
 	anonymous := with("hbone", "198.51.100.1:443")
+	anonymous.TokenFile, anonymous.JWTSVID = "", nil
 	anonymous.Token, anonymous.User, anonymous.Password = "", "", ""
 	plain := func(proto string) registry.Hop {
 		return registry.Hop{Proto: proto, Addresses: []string{"198.51.100.1:443"}}

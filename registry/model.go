@@ -273,6 +273,11 @@ type Hop struct {
 	KeyName    string   `json:",omitempty"`
 	TrustNames []string `json:",omitempty"`
 
+	// TokenFile has the token to show there, and JWTSVID says which one of the Workload
+	// API is, in place of Token: "" and nil for none. They are asked each time.
+	TokenFile string   `json:",omitempty"`
+	JWTSVID   *JWTSVID `json:",omitempty"`
+
 	// Peers are the SPIFFE ids that the gateway may have, or "spiffe://domain" for
 	// any of a trust domain; empty means that its certificate must have its name.
 	// InnerPeers has the identities that may be behind it, in double HBONE; if it is
@@ -310,10 +315,29 @@ func (h *Hop) security(hasTLS bool) tunnel.Security {
 	switch {
 	case !hasTLS:
 		return tunnel.Plain
-	case h.Certificate == "" && h.KeyName == "" && h.Token == "" && h.User == "":
+	case h.Certificate == "" && h.KeyName == "" && h.User == "" && !h.ShowsToken():
 		return tunnel.ServerVerified
 	}
 	return tunnel.Mutual
+}
+
+// ShowsToken reports whether a token is shown to the gateway.
+func (h *Hop) ShowsToken() bool { return h.Token != "" || h.TokenFile != "" || h.JWTSVID != nil }
+
+// A JWTSVID says which JWT-SVID of the gateway's own Workload API is shown.
+type JWTSVID struct {
+	Audience []string // at least one
+	ID       string   // the SPIFFE id; "" means the agent's default
+}
+
+// ParseToken returns the token that a TokenFile contains; "" where there is none, or more
+// than one word.
+func ParseToken(content []byte) string {
+	token := strings.TrimSpace(string(content))
+	if strings.ContainsFunc(token, func(r rune) bool { return r <= ' ' || r > '~' }) {
+		return ""
+	}
+	return token
 }
 
 // hasTLS reports whether h is asked at to by TLS.

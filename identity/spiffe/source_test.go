@@ -495,10 +495,11 @@ func TestToken(t *testing.T) {
 		t.Errorf("for another audience: got the same token, %v, want another", err)
 	}
 	pass(2 * time.Minute)
-	second := get()
-	if second == first {
-		t.Errorf("after 31 minutes of 60: the first token, want another")
+	if got := get(); got != first {
+		t.Errorf("after 31 minutes of 60: another token at once, want the first while the next is fetched")
 	}
+	var second string
+	testnet.Eventually(t, time.Minute, func() bool { second = get(); return second != first }, "another token after 31 minutes of 60")
 	agent.Set(spiffetest.Answer{Err: status.Error(codes.Unavailable, "busy")})
 	pass(59 * time.Minute)
 	if got := get(); got != second {
@@ -534,6 +535,55 @@ func TestToken(t *testing.T) {
 	}
 	if n := len(s.tokens.all); n > maxTokens {
 		t.Errorf("%d tokens are kept, limit %d", n, maxTokens)
+	}
+}
+
+// Callers without a token do not wait one after another for an agent that does not answer,
+// and one that leaves says nothing of the agent.
+func TestTokenOfSilentAgent(t *testing.T) {
+	hold, calls := make(chan struct{}), make(chan struct{}, 100)
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	agent := spiffetest.New(t, spiffetest.Answer{Token: func(id string, audience []string) (string, error) {
+		calls <- struct{}{}
+		<-hold
+		return "", status.Error(codes.Unavailable, "too late")
+	}})
+	now := time.Now()
+	s := &Source{Store: new(identity.Store), Socket: agent.Socket(), now: func() time.Time { return now }}
+	ctx, leave := context.WithCancel(t.Context())
+	left := make(chan error, 1)
+	go func() {
+		_, err := s.Token(ctx, gw, "a")
+		left <- err
+	}()
+	<-calls
+	leave()
+	if err := <-left; err == nil {
+		t.Error("a caller that has left: no error")
+	}
+	var wg sync.WaitGroup
+	for range 20 {
+		wg.Go(func() {
+			if token, err := s.Token(t.Context(), gw, "a"); err == nil || !strings.Contains(err.Error(), "too late") {
+				t.Errorf("got the token %q and %v, want the agent's error", token, err)
+			}
+		})
+	}
+	<-calls
+	close(hold)
+	wg.Wait()
+	if n := len(calls); n != 0 {
+		t.Errorf("20 callers made %d calls of the agent, want 1", n+1)
+	}
+	now = now.Add(2 * tokenFailure)
+	agent.Set(spiffetest.Answer{Token: func(id string, audience []string) (string, error) {
+		return spiffetest.Token(t, key, "k", id, audience, now.Add(time.Hour)), nil
+	}})
+	if _, err := s.Token(t.Context(), gw, "a"); err != nil {
+		t.Errorf("after a while, of an agent that answers: %v", err)
 	}
 }
 

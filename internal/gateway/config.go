@@ -95,8 +95,13 @@ type Config struct {
 	// those that are trust domains are those of Identity.
 	Issuers []jwt.Issuer
 
-	// ReadFile reads the token files of Issuers; nil means that there are none.
+	// ReadFile reads the token files of Issuers and of hops; nil means that there are none.
 	ReadFile func(name string) ([]byte, error)
+
+	// JWTSVID returns a JWT-SVID to show to a next hop: that of the SPIFFE id, or of the
+	// agent's default for "". It is asked for each request, and its error fails the hop.
+	// Nil means that there are none.
+	JWTSVID func(ctx context.Context, id string, audience ...string) (string, error)
 
 	// Identity has the keys and the trust that listeners, hops, backend TLS and Issuers name. Nil
 	// means that there are none.

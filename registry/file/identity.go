@@ -257,8 +257,8 @@ func (d *decoder) checkIdentity() {
 		}
 		d.checkEndpointID(name, t, where)
 	}
-	if c.SPIFFE != nil && !agent {
-		d.warnf(at.where("spiffe"), "add keys: {NAME: {spiffe: ID}} or trust: {DOMAIN: {spiffe: true}}", "no key and no trust comes from the Workload API")
+	if c.SPIFFE != nil && !agent && !d.showsJWTSVID() {
+		d.warnf(at.where("spiffe"), "add keys: {NAME: {spiffe: ID}} or trust: {DOMAIN: {spiffe: true}}", "no key, no trust and no hop's jwtSVID comes from the Workload API")
 	}
 	if s := c.ServeBundle; s != nil {
 		where := at.object("serveBundle")

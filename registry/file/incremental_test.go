@@ -88,21 +88,21 @@ func TestReloadReadsFilesOfHops(t *testing.T) {
 		}
 	}
 	const text = "services:\n- name: a.example\n  endpoints: [10.0.0.1:1]\n- name: b.example\n  endpoints: [10.0.0.2:1]\n" +
-		"- name: c.example\n  ports: [1]\n  via: [{connect: \"https://gw.example:1\", tokenFile: token}]\n"
-	write("token", "first")
+		"- name: c.example\n  ports: [1]\n  via: [{connect: \"https://gw.example:1\", userFile: user}]\n"
+	write("user", "gw:first")
 	write("culvert.yaml", text)
 	path := filepath.Join(dir, "culvert.yaml")
 	before, err := Load(path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	write("token", "second")
+	write("user", "gw:second")
 	after, err := Reload(path, before)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := string(after.Services[2].Via[0].Token); got != "second" {
-		t.Errorf("token %q after it has changed, want the second", got)
+	if got := string(after.Services[2].Via[0].Password); got != "second" {
+		t.Errorf("password %q after it has changed, want the second", got)
 	}
 }
 

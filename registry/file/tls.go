@@ -318,6 +318,17 @@ func (d *decoder) content(path string, n *yaml.Node, what string, all *[][]byte)
 
 // contentOf is content for a file of at most limit bytes.
 func (d *decoder) contentOf(path string, n *yaml.Node, what string, limit int64, all *[][]byte) []byte {
+	b := d.uncounted(path, n, what, limit)
+	if b != nil {
+		d.cfg.files = append(d.cfg.files, d.beside(n.Value))
+		*all = append(*all, b)
+	}
+	return b
+}
+
+// uncounted is contentOf for a file that is not watched: another content is no change of
+// the configuration.
+func (d *decoder) uncounted(path string, n *yaml.Node, what string, limit int64) []byte {
 	if n == nil || n.Kind != yaml.ScalarNode || n.Value == "" {
 		return nil // which was reported
 	}
@@ -333,8 +344,6 @@ func (d *decoder) contentOf(path string, n *yaml.Node, what string, limit int64,
 		d.errorf(n, "paths are relative to the configuration file", "%s: %v", what, err)
 		return nil
 	}
-	d.cfg.files = append(d.cfg.files, name)
-	*all = append(*all, b)
 	if why := writable(name); why != "" {
 		d.errorf(n, "chmod go-w it", "%q %s", name, why)
 	}

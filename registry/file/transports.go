@@ -81,9 +81,7 @@ func (t *transport) check(d *decoder, at mapping) {
 func (t *GatewayTransport) check(d *decoder, at mapping) {
 	n := at.node
 	d.checkCredentials(n, "caFile")
-	if has(n, "tokenFile") && has(n, "userFile") {
-		d.errorf(keyOf(n, "userFile"), "keep one of them", "a hop sends either a token or a user")
-	}
+	d.checkOneCredential(n)
 	h := t.registered()
 	d.checkPeers(n, &h)
 }
@@ -117,7 +115,7 @@ func (d *decoder) checkTransports(network *registry.Network, g *registry.Gateway
 			continue
 		}
 		hop := h.At(entries)
-		d.checkSecrets(n, cmp.Or(valueOf(n, "tokenFile"), valueOf(n, "userFile")), &hop, true)
+		d.checkSecrets(n, cmp.Or(valueOf(n, "tokenFile"), valueOf(n, "jwtSVID"), valueOf(n, "userFile")), &hop, true)
 		switch _, clear := hop.CleartextAddress(false); {
 		case !clear:
 			secure = cmp.Or(secure, h.Proto)

@@ -31,7 +31,7 @@ func TestTransportsOfGateways(t *testing.T) {
 	want := []registry.Hop{
 		{Proto: "connect-h3", Addresses: []string{"gw.north.example:443"}, Certificate: crt, Key: key, Roots: ca, Peers: []string{"spiffe://north.example/gw"}},
 		{Proto: "connect-h2", Addresses: []string{"https://gw.north.example:443"}, TLS: true, ServerName: "gw.example.com", User: user, Password: registry.Secret(password)},
-		{Proto: "websocket", Addresses: []string{"wss://gw.north.example:443/tunnels/"}, TLS: true, Path: "/tunnels/", HTTP2: true, Token: registry.Secret(strings.TrimSpace(pem("hop-token.txt")))},
+		{Proto: "websocket", Addresses: []string{"wss://gw.north.example:443/tunnels/"}, TLS: true, Path: "/tunnels/", HTTP2: true, TokenFile: filepath.Join("testdata", "good", "hop-token.txt")},
 		{Proto: "connect", Addresses: []string{"gw.north.example:443"}, Insecure: true},
 	}
 	gateways := cfg.Networks[0].Gateways
@@ -69,26 +69,26 @@ func TestTransportsAreReadAgain(t *testing.T) {
 	write("culvert.yaml", `
 cluster: home
 networks:
-  - {name: north, gateways: [{address: "gw.test:443", transports: [{protocol: connect-h2, tls: true, tokenFile: token}]}]}
+  - {name: north, gateways: [{address: "gw.test:443", transports: [{protocol: connect-h2, tls: true, userFile: user}]}]}
 services: [{name: a.test, ports: [1], network: north, endpoints: [10.2.5.1]}]
-kubernetes: {discovery: {gatewayTransport: {tokenFile: token}}}
+kubernetes: {discovery: {gatewayTransport: {userFile: user}}}
 `)
-	write("token", "first")
+	write("user", "gw:first")
 	first, err := Load(path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	write("token", "second")
+	write("user", "gw:second")
 	second, err := Reload(path, first)
 	if err != nil {
 		t.Fatal(err)
 	}
-	for i, token := range []registry.Secret{second.Networks[0].Gateways[0].Transports[0].Token, second.GatewayTransport.Token} {
-		if token != "second" {
-			t.Errorf("token %d is %q, want the new one", i, string(token))
+	for i, password := range []registry.Secret{second.Networks[0].Gateways[0].Transports[0].Password, second.GatewayTransport.Password} {
+		if password != "second" {
+			t.Errorf("password %d is %q, want the new one", i, string(password))
 		}
 	}
-	if first.GatewayTransport.Token != "first" {
+	if first.GatewayTransport.Password != "first" {
 		t.Error("a reload has changed the configuration before it")
 	}
 	if parts := first.RestartNeeded(second); len(parts) > 0 {

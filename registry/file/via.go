@@ -44,16 +44,35 @@ type hopAccess struct {
 	Peers           []string `yaml:"peers" what:"a SPIFFE id" as:"spiffe" empty:""`
 	Behind          []string `yaml:"behind" what:"a SPIFFE id" as:"spiffe" empty:""`
 	TokenFile       string   `yaml:"tokenFile"`
+	JWTSVID         *jwtSVID `yaml:"jwtSVID"` // nil for none
 	UserFile        string   `yaml:"userFile"`
 	CAFile          caFiles  `yaml:"caFile"`
 	Trust           []string `yaml:"trust,single" what:"trust" unique:"trust" empty:"name trust of identity.trust"`
+}
+
+// A jwtSVID says which JWT-SVID of the Workload API is shown.
+type jwtSVID struct {
+	Audience []string `yaml:"audience,required,single" what:"an audience" unique:"audience" empty:"name what the gateway there wants in aud"`
+	SPIFFE   string   `yaml:"spiffe" as:"workload"` // its id, or "default"; "" means the same
+}
+
+// registered returns j as the registry has it.
+func (j *jwtSVID) registered() *registry.JWTSVID {
+	if j == nil {
+		return nil
+	}
+	out := &registry.JWTSVID{Audience: readable(j.Audience), ID: j.SPIFFE}
+	if out.ID == DefaultSVID {
+		out.ID = ""
+	}
+	return out
 }
 
 // registered returns a as the registry has it, without the content of its files.
 func (a *hopAccess) registered() registry.Hop {
 	return registry.Hop{
 		Insecure: a.Insecure, HTTP2: a.HTTP2, ServerName: a.ServerName, Peers: readable(a.Peers), InnerPeers: readable(a.Behind),
-		KeyName: a.Key, TrustNames: readable(a.Trust),
+		KeyName: a.Key, TrustNames: readable(a.Trust), JWTSVID: a.JWTSVID.registered(),
 	}
 }
 
@@ -139,7 +158,7 @@ func (d *decoder) checkAccess(n *yaml.Node, protocol string, hasTLS bool) {
 		d.errorf(keyOf(n, "serverName"), "use peers, or leave it out", "serverName has no effect: clients of hbone send no name")
 	}
 	if protocol == "hbone" {
-		for _, key := range []string{"tokenFile", "userFile"} {
+		for _, key := range []string{"tokenFile", "jwtSVID", "userFile"} {
 			if has(n, key) {
 				d.errorf(keyOf(n, key), "leave it out", "%s has no effect: hbone knows its callers by their certificates", key)
 			}
@@ -147,16 +166,18 @@ func (d *decoder) checkAccess(n *yaml.Node, protocol string, hasTLS bool) {
 		d.needCertificate(n, "a hop by hbone")
 	}
 	if protocol == "socks5" {
-		if has(n, "tokenFile") {
-			d.errorf(keyOf(n, "tokenFile"), "use userFile", "tokenFile has no effect: socks5 knows its callers by a name and a password")
+		for _, key := range []string{"tokenFile", "jwtSVID"} {
+			if has(n, key) {
+				d.errorf(keyOf(n, key), "use userFile", "%s has no effect: socks5 knows its callers by a name and a password", key)
+			}
 		}
 		for _, key := range []string{"certificateFile", "keyFile", "key", "caFile", "trust", "peers", "serverName"} {
 			if has(n, key) {
 				d.errorf(keyOf(n, key), "leave it out", "%s has no effect: socks5 has no TLS of its own", key)
 			}
 		}
-	} else if has(n, "tokenFile") && has(n, "userFile") {
-		d.errorf(keyOf(n, "userFile"), "keep one of them", "a hop sends either a token or a user")
+	} else {
+		d.checkOneCredential(n)
 	}
 	if has(n, "http2") && protocol != "websocket" {
 		d.errorf(keyOf(n, "http2"), "leave it out", "http2 has no effect: it is for websocket only")
@@ -164,10 +185,44 @@ func (d *decoder) checkAccess(n *yaml.Node, protocol string, hasTLS bool) {
 	d.checkCredentials(n, "caFile")
 }
 
+// checkOneCredential finds several credentials where one is sent, and a JWT-SVID of no agent.
+func (d *decoder) checkOneCredential(n *yaml.Node) {
+	first := ""
+	for _, key := range []string{"tokenFile", "jwtSVID", "userFile"} {
+		switch {
+		case !has(n, key):
+		case first == "":
+			first = key
+		default:
+			d.errorf(keyOf(n, key), "keep one of them", "a hop sends one credential, and there are %s and %s", first, key)
+		}
+	}
+	if has(n, "jwtSVID") && d.root.object("identity").value("spiffe") == nil {
+		d.errorf(keyOf(n, "jwtSVID"), "add identity: {spiffe: {socket: unix:///run/spire/agent.sock}}", "a JWT-SVID comes from the Workload API, and spiffe has no socket")
+	}
+}
+
+// showsJWTSVID reports whether any hop shows a JWT-SVID.
+func (d *decoder) showsJWTSVID() bool {
+	shows := func(h registry.Hop) bool { return h.JWTSVID != nil }
+	for i := range d.cfg.Networks {
+		n := &d.cfg.Networks[i]
+		if slices.ContainsFunc(n.Via, shows) || slices.ContainsFunc(n.Gateways, func(g registry.Gateway) bool { return slices.ContainsFunc(g.Transports, shows) }) {
+			return true
+		}
+	}
+	if h := d.cfg.GatewayTransport; h != nil && shows(*h) {
+		return true
+	}
+	return slices.ContainsFunc(d.cfg.Services, func(s *registry.Service) bool {
+		return slices.ContainsFunc(s.Via, shows) || slices.ContainsFunc(s.Endpoints, func(ep registry.Endpoint) bool { return slices.ContainsFunc(ep.Hops(), shows) })
+	})
+}
+
 // checkSecrets finds credentials that would be sent in the clear. The first hop
 // is dialed from here. The mistake is at the node at.
 func (d *decoder) checkSecrets(n, at *yaml.Node, hop *registry.Hop, first bool) {
-	if n.Kind != yaml.MappingNode || hop.Insecure || !has(n, "tokenFile") && !has(n, "userFile") {
+	if n.Kind != yaml.MappingNode || hop.Insecure || !has(n, "tokenFile") && !has(n, "jwtSVID") && !has(n, "userFile") {
 		return
 	}
 	if to, clear := hop.CleartextAddress(first); clear {
@@ -251,12 +306,13 @@ func (d *decoder) readFilesOfHop(path string, hop *registry.Hop, at mapping, use
 		return
 	}
 	d.warnReadable(path, n)
-	token := strings.TrimSpace(string(d.content(path, n, "tokenFile", all)))
-	if strings.ContainsFunc(token, func(r rune) bool { return r <= ' ' || r > '~' }) {
+	// What it contains is not part of the configuration: it is read again by those who
+	// show it.
+	if token := d.uncounted(path, n, "tokenFile", maxAuthSize); token != nil && registry.ParseToken(token) == "" {
 		d.errorf(n, "put the one token into it and nothing else", "tokenFile has more than one word, or characters that no token has")
 		return
 	}
-	hop.Token = registry.Secret(token)
+	hop.TokenFile = d.beside(n.Value)
 }
 
 // maxShown is how long a name and a password for a gateway may be, RFC 1929.

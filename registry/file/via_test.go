@@ -12,7 +12,8 @@ import (
 
 // Gateways on the way, with what they are shown.
 func TestVia(t *testing.T) {
-	cfg, err := Load(filepath.Join(private(t, "testdata/good"), "via.yaml"))
+	dir := private(t, "testdata/good")
+	cfg, err := Load(filepath.Join(dir, "via.yaml"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -24,10 +25,10 @@ func TestVia(t *testing.T) {
 		t.Errorf("service %+v, want it behind one gateway", s)
 	}
 	via := cfg.Services[1].Via
-	if len(via) != 2 || !strings.HasPrefix(via[0].Roots, "-----BEGIN CERTIFICATE-----") || via[0].Token != "t0ken-of-this-gateway" {
-		t.Fatalf("via %+v, want two hops, the first with token and roots", via)
+	if len(via) != 2 || !strings.HasPrefix(via[0].Roots, "-----BEGIN CERTIFICATE-----") || via[0].TokenFile != filepath.Join(dir, "hop-token.txt") {
+		t.Fatalf("via %+v, want two hops, the first with the file of a token, and roots", via)
 	}
-	via[0].Roots, via[0].Token = "", ""
+	via[0].Roots, via[0].TokenFile = "", ""
 	hops := []registry.Hop{
 		{Proto: "websocket", Addresses: []string{"wss://lb1.example.com/", "wss://lb2.example.com/edge/"}, HTTP2: true},
 		{Proto: "connect", Addresses: []string{"10.0.0.1:3128", "https://gw.inner.example.com:443"}},
@@ -35,8 +36,8 @@ func TestVia(t *testing.T) {
 	if !reflect.DeepEqual(via, hops) {
 		t.Errorf("via %+v, want %+v", via, hops)
 	}
-	if len(cfg.files) != 4 {
-		t.Errorf("files %q, want the tokens, the token and the roots followed too", cfg.files)
+	if len(cfg.files) != 3 {
+		t.Errorf("files %q, want the tokens and the roots followed too, and not the hop's token", cfg.files)
 	}
 	hops[0].Token = "t0ken"
 	if s := fmt.Sprintf("%v %+v %#v", hops, hops, hops); strings.Contains(s, "t0ken") {

@@ -128,7 +128,7 @@ func runGateway(ctx context.Context, now <-chan struct{}, stderr io.Writer, o *g
 		return stateError(listenError(err))
 	}
 	defer ids.close()
-	cfg.Identity = ids.store
+	cfg.Identity, cfg.JWTSVID = ids.store, ids.jwtSVID
 	cfg.IdentitySources = func() any {
 		if s := ids.status(); s != nil {
 			return s

@@ -10,6 +10,7 @@ import (
 	"net"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"culvert.dev/identity"
@@ -26,6 +27,8 @@ type identities struct {
 	log   *slog.Logger
 	ctx   context.Context // of all that runs; its end is close's
 	end   context.CancelFunc
+
+	minting atomic.Pointer[spiffe.Source] // the agent, for those who must not wait for mu
 
 	mu      sync.Mutex // guards what follows
 	current *file.Identity
@@ -180,6 +183,7 @@ func (s *identities) useFiles(was, c *file.Identity) {
 // useAgent follows the agent of c.
 func (s *identities) useAgent(was, c *file.Identity) {
 	if s.agent != nil && (c.SPIFFE == nil || c.SPIFFE.Socket != was.SPIFFE.Socket) {
+		s.minting.Store(nil)
 		s.agent.stop()
 		s.agent = nil
 	}
@@ -208,6 +212,16 @@ func (s *identities) useAgent(was, c *file.Identity) {
 	src := &spiffe.Source{Store: s.store, Socket: c.SPIFFE.Socket, Log: s.log}
 	src.Configure(want)
 	s.agent = run(s.ctx, src, src.Run)
+	s.minting.Store(src)
+}
+
+// jwtSVID returns a JWT-SVID of the agent: that of the SPIFFE id, or of its default for "".
+func (s *identities) jwtSVID(ctx context.Context, id string, audience ...string) (string, error) {
+	src := s.minting.Load()
+	if src == nil {
+		return "", errors.New("identity.spiffe is no longer in the configuration")
+	}
+	return src.Token(ctx, id, audience...)
 }
 
 // useBundles asks the bundle endpoints of c.

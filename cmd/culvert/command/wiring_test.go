@@ -114,7 +114,7 @@ func startFile(t *testing.T, files map[string]string) *running {
 		t.Fatal(err)
 	}
 	t.Cleanup(ids.close)
-	r.ids, cfg.Identity = ids, ids.store
+	r.ids, cfg.Identity, cfg.JWTSVID = ids, ids.store, ids.jwtSVID
 	g, err := gateway.New(t.Context(), cfg)
 	if err != nil {
 		t.Fatal(err)
@@ -275,13 +275,19 @@ func (f dialerFunc) DialContext(ctx context.Context, network, addr string) (net.
 // try opens a tunnel to the service and has it answer.
 func try(t *testing.T, w wayIn, addr string, c *client) error {
 	t.Helper()
+	return tryTo(t, w, addr, "svc.test:443", c)
+}
+
+// tryTo is try for a destination.
+func tryTo(t *testing.T, w wayIn, addr, to string, c *client) error {
+	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	d := w.dial(addr, c)
 	if closer, ok := d.(io.Closer); ok {
 		defer closer.Close()
 	}
-	conn, err := d.DialContext(ctx, "tcp", "svc.test:443")
+	conn, err := d.DialContext(ctx, "tcp", to)
 	if err != nil {
 		return err
 	}
@@ -353,7 +359,7 @@ func eachWayWithin(t *testing.T, limits string, kinds []listenerOf, tls, rest st
 	}
 }
 
-// keysOfGateway makes gw.crt and gw.key, and returns what verifies them.
+// keysOfGateway makes gw.crt and gw.key, and gw-ca.crt, which verifies them as roots do.
 func keysOfGateway(t *testing.T) (files map[string]string, roots *x509.CertPool) {
 	t.Helper()
 	ca, err := testca.New("gw.test", nil)
@@ -364,7 +370,7 @@ func keysOfGateway(t *testing.T) (files map[string]string, roots *x509.CertPool)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return map[string]string{"gw.crt": string(pair.CertPEM), "gw.key": string(pair.KeyPEM)}, ca.Pool()
+	return map[string]string{"gw.crt": string(pair.CertPEM), "gw.key": string(pair.KeyPEM), "gw-ca.crt": string(ca.CertPEM)}, ca.Pool()
 }
 
 // Whatever carries a request and whatever it comes to, credentials are asked for

@@ -46,7 +46,11 @@ func (t *Transports) NextHop(hops []registry.Hop) (*NextHop, error) {
 func hopSettings(hops []registry.Hop) []any {
 	settings := make([]any, 0, 16*len(hops)+2)
 	for _, h := range hops {
-		settings = append(settings, h.Proto, h.Addresses, h.ServerName, string(h.Token), h.User, string(h.Password), h.Roots, h.Certificate, string(h.Key), h.Peers, h.InnerPeers, h.Trust, h.KeyName, h.TrustNames, fmt.Sprint(h.HTTP2), fmt.Sprint(h.Insecure))
+		var svid []string
+		if h.JWTSVID != nil {
+			svid = append([]string{h.JWTSVID.ID}, h.JWTSVID.Audience...)
+		}
+		settings = append(settings, h.Proto, h.Addresses, h.ServerName, string(h.Token), h.TokenFile, svid, h.User, string(h.Password), h.Roots, h.Certificate, string(h.Key), h.Peers, h.InnerPeers, h.Trust, h.KeyName, h.TrustNames, fmt.Sprint(h.HTTP2), fmt.Sprint(h.Insecure))
 	}
 	return settings
 }
@@ -254,14 +258,14 @@ func (n *NextHop) Info() tunnel.TransportInfo { return n.info }
 // reaches by dialer. This is the one place where a carrier becomes a dialer.
 func (t *Transports) newCarrier(h *registry.Hop, addr string, dialer tunnel.Dialer) (tunnel.Dialer, error) {
 	_, first := dialer.(firstHopDialer)
-	credentials := ""
+	credentials, token := "", t.hopToken(h, addr)
 	switch {
 	case h.Token != "":
 		credentials = connect.BearerCredentials(string(h.Token))
 	case h.User != "":
 		credentials = connect.BasicCredentials(h.User, string(h.Password))
 	}
-	if credentials != "" && !h.Insecure {
+	if (credentials != "" || token != nil) && !h.Insecure {
 		if to, clear := h.CleartextAddress(first); clear {
 			return nil, fmt.Errorf("gateway: the credentials for %q would go there unencrypted, and it is not said to be insecure", to)
 		}
@@ -299,12 +303,12 @@ func (t *Transports) newCarrier(h *registry.Hop, addr string, dialer tunnel.Dial
 			cfg = nil
 		}
 		if h.Proto == "connect-h2" {
-			d := &h2.Dialer{Proxy: proxy, Dialer: budgetDialer{dialer, t.Budget}, TLS: cfg, Authorization: credentials, Via: t.via()}
+			d := &h2.Dialer{Proxy: proxy, Dialer: budgetDialer{dialer, t.Budget}, TLS: cfg, Authorization: credentials, Header: token.in("Proxy-Authorization"), Via: t.via()}
 			return t.withDatagrams(d, proxy), nil
 		}
-		return &connect.Dialer{Proxy: proxy, Dialer: dialer, TLS: cfg, Authorization: credentials, Via: t.via()}, nil
+		return &connect.Dialer{Proxy: proxy, Dialer: dialer, TLS: cfg, Authorization: credentials, Header: token.in("Proxy-Authorization"), Via: t.via()}, nil
 	case "connect-h3":
-		d := &h3.Dialer{Proxy: addr, TLS: cfg, Authorization: credentials, Via: t.via(), Lookup: t.addresses, Listen: t.listenUDP}
+		d := &h3.Dialer{Proxy: addr, TLS: cfg, Authorization: credentials, Header: token.in("Proxy-Authorization"), Via: t.via(), Lookup: t.addresses, Listen: t.listenUDP}
 		if !first {
 			if before, ok := dialer.(gatewayList); !ok || !before.carriesDatagrams() {
 				return nil, fmt.Errorf("gateway: %q can be asked by connect-h3 only if the gateway before it is asked by connect-h2 or connect-h3, which carry datagrams", addr)
@@ -323,7 +327,7 @@ func (t *Transports) newCarrier(h *registry.Hop, addr string, dialer tunnel.Dial
 		if h.ServerName != "" { // the URL has it, too: a server may serve several names
 			addr, dialer = withHost(addr, to, h.ServerName), dialerTo{dialer, to}
 		}
-		single := &ws.Dialer{URL: addr, Dialer: dialer, TLS: cfg, Authorization: credentials, Via: t.via()}
+		single := &ws.Dialer{URL: addr, Dialer: dialer, TLS: cfg, Authorization: credentials, Header: token.in("Authorization"), Via: t.via()}
 		if h.HTTP2 {
 			return NewWebSocketDialer(single), nil
 		}

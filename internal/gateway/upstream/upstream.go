@@ -46,6 +46,11 @@ type Transports struct {
 	// none is known.
 	Identity *identity.Store
 
+	// ReadFile reads the token files of hops, and JWTSVID returns the JWT-SVID of a SPIFFE
+	// id, or of the agent's default for "". Nil means that there are none.
+	ReadFile func(name string) ([]byte, error)
+	JWTSVID  func(ctx context.Context, id string, audience ...string) (string, error)
+
 	// DroppedDatagrams counts those that were lost on the way to next hops.
 	DroppedDatagrams atomic.Uint64
 
