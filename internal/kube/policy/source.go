@@ -187,7 +187,7 @@ func (s *Source) Run(ctx context.Context, updates chan<- registry.Update) error 
 	if r.log == nil {
 		r.log = slog.New(slog.DiscardHandler)
 	}
-	r.writer = newWriter(s, r.log)
+	r.writer = newWriter(s, r.latest, r.log)
 	namespaces := s.cfg.Namespaces
 	if len(namespaces) == 0 {
 		namespaces = []string{metav1.NamespaceAll}
@@ -249,6 +249,16 @@ func (r *run) observe(before, after metav1.Object) {
 		return
 	}
 	r.changed.Notify()
+}
+
+// latest returns o with the status that it has by now, as far as the watches have told.
+func (r *run) latest(o *object) *object {
+	for _, w := range r.watches {
+		if now, ok := w.Get(key(o)).(*object); ok && now.UID == o.UID && now.Generation == o.Generation {
+			return now
+		}
+	}
+	return o
 }
 
 // decode is the Transform of the watches of policies.

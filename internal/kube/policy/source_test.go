@@ -38,6 +38,7 @@ type site struct {
 	mu      sync.Mutex // guards the rest
 	fail    func(verb, resource string) error
 	writes  int
+	gets    int
 	updates []registry.Update
 	uses    map[string]registry.PolicyUse
 }
@@ -59,6 +60,10 @@ func newSite(t *testing.T) *site {
 		defer s.mu.Unlock()
 		if a.GetVerb() == "update" {
 			s.writes++
+			a.(ktesting.UpdateAction).GetObject().(metav1.Object).SetResourceVersion(fmt.Sprint("written", s.writes))
+		}
+		if a.GetVerb() == "get" {
+			s.gets++
 		}
 		if s.fail != nil {
 			if err := s.fail(a.GetVerb(), a.GetResource().Resource); err != nil {
@@ -220,10 +225,10 @@ func TestSource(t *testing.T) {
 		if got, want := s.conditions(clusterResource, "", "no-legacy"), "ClusterAuthorizationPolicy/no-legacy Accepted=True/Accepted@1"; got != want {
 			t.Errorf("status %q, want %q", got, want)
 		}
-		sent, writes := len(s.updates), s.writes
+		sent, writes, gets := len(s.updates), s.writes, s.gets
 		s.settle()
-		if len(s.updates) != sent || s.writes != writes {
-			t.Errorf("without a change: %d more updates and %d more writes", len(s.updates)-sent, s.writes-writes)
+		if len(s.updates) != sent || s.writes != writes || s.gets != gets {
+			t.Errorf("without a change: %d more updates, %d more writes and %d more reads", len(s.updates)-sent, s.writes-writes, s.gets-gets)
 		}
 
 		s.apply(ofNamespace(broken), 2)
@@ -260,6 +265,11 @@ func TestUses(t *testing.T) {
 			if got := s.conditions(resource, "shop", "db"); got != tt.want {
 				t.Errorf("%+v: status %q, want %q", tt.is, got, tt.want)
 			}
+		}
+		writes, gets := s.writes, s.gets
+		s.settle()
+		if s.writes != writes || s.gets != gets {
+			t.Errorf("without a change: %d more writes and %d more reads", s.writes-writes, s.gets-gets)
 		}
 	})
 }

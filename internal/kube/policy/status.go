@@ -50,6 +50,7 @@ type writer struct {
 	*Source
 	log    *slog.Logger
 	leads  func() bool
+	latest func(*object) *object // the object as it was seen last, of the same generation
 	wake   watch.Signal
 	logged client.Once
 	events watch.Events
@@ -60,8 +61,8 @@ type writer struct {
 	warned map[types.UID]string // what the last Event of each object said; run's own
 }
 
-func newWriter(s *Source, log *slog.Logger) *writer {
-	w := &writer{Source: s, log: log, leads: s.cfg.Leads, wake: watch.NewSignal(), warned: map[types.UID]string{}}
+func newWriter(s *Source, latest func(*object) *object, log *slog.Logger) *writer {
+	w := &writer{Source: s, log: log, leads: s.cfg.Leads, latest: latest, wake: watch.NewSignal(), warned: map[types.UID]string{}}
 	if w.leads == nil {
 		w.leads = func() bool { return true }
 	}
@@ -130,7 +131,7 @@ func (w *writer) write(ctx context.Context) bool {
 func (w *writer) writeOne(ctx context.Context, t *translated, at *registry.PolicyUse) bool {
 	want := w.status(t, at)
 	w.warn(ctx, t, want)
-	if merged := w.merge(t.Status, want); equality.Semantic.DeepEqual(merged, t.Status) {
+	if have := w.latest(t.object).Status; equality.Semantic.DeepEqual(w.merge(have, want), have) {
 		return true
 	}
 	res := resource
