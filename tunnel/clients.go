@@ -13,7 +13,8 @@ import (
 
 // Clients are the accounts of what each client of the process holds, whatever
 // the listener and the protocol. A client is an IPv4 address or an IPv6 /64;
-// the /64s of one /48, which is what one site has, also share an account.
+// the /64s of one /48, which is what one site has, also share an account. Of Unix sockets
+// it is a user of this machine.
 // Connections are charged to it. A tunnel is charged to the principal that asked for
 // it, wherever that comes from, and to the client where there is none.
 //
@@ -23,6 +24,7 @@ type Clients struct {
 	mu       sync.Mutex // guards accounts, and who takes a reference to one that has none
 	accounts map[netip.Prefix]*Client
 	known    map[string]*Client // of principals, by Peer.ID
+	users    map[uint32]*Client // of this machine, by Process.UID
 	forgetAt int                // accounts, before those that say nothing are dropped
 
 	tunnels atomic.Int64 // of all clients
@@ -125,9 +127,9 @@ func (m *Clients) of(b *Budget, prefix netip.Prefix) *Client {
 
 // makeRoom forgets accounts where there are many. The caller holds mu.
 func (m *Clients) makeRoom() {
-	if len(m.accounts)+len(m.known) >= max(m.forgetAt, minForget) {
+	if m.count() >= max(m.forgetAt, minForget) {
 		m.forget(time.Now())
-		m.forgetAt = 2 * (len(m.accounts) + len(m.known))
+		m.forgetAt = 2 * m.count()
 	}
 }
 
@@ -145,6 +147,11 @@ func (m *Clients) forget(now time.Time) {
 	for id, c := range m.known {
 		if c.refs.Load() <= 0 && !c.hasRecentEvents(now) {
 			delete(m.known, id)
+		}
+	}
+	for uid, c := range m.users {
+		if c.refs.Load() <= 0 && !c.hasRecentEvents(now) {
+			delete(m.users, uid)
 		}
 	}
 }
@@ -169,8 +176,10 @@ func (m *Clients) Idle() error {
 func (m *Clients) Len() int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return len(m.accounts) + len(m.known)
+	return m.count()
 }
+
+func (m *Clients) count() int { return len(m.accounts) + len(m.known) + len(m.users) }
 
 // each yields all accounts. The caller holds mu.
 func (m *Clients) each() iter.Seq[*Client] {
@@ -181,6 +190,11 @@ func (m *Clients) each() iter.Seq[*Client] {
 			}
 		}
 		for _, c := range m.known {
+			if !yield(c) {
+				return
+			}
+		}
+		for _, c := range m.users {
 			if !yield(c) {
 				return
 			}
@@ -521,9 +535,29 @@ func (b *Budget) principal(own *Clients, id string) *Client {
 	return c
 }
 
+// user returns the account of the user whose process p is, as Client does of an address.
+func (b *Budget) user(own *Clients, p *Process) *Client {
+	if b != nil {
+		own = &b.clients
+	}
+	own.mu.Lock()
+	defer own.mu.Unlock()
+	c := own.users[p.UID]
+	if c == nil {
+		if own.users == nil {
+			own.users = make(map[uint32]*Client)
+		}
+		own.makeRoom()
+		c = &Client{budget: b, name: p.User()}
+		own.users[p.UID] = c
+	}
+	c.refs.Add(1)
+	return c
+}
+
 // A ClientUse is what one client or one principal holds.
 type ClientUse struct {
-	Name        string // an address, the prefix of several, or the ID of a principal
+	Name        string // an address, the prefix of several, a user of this machine, or the ID of a principal
 	Principal   bool
 	Connections int64 // and sessions; none of a principal
 	Pending     int64 // of them, those that have not asked for anything yet
@@ -541,6 +575,9 @@ func (m *Clients) Most(n int) []ClientUse {
 			all = c.appendUse(all)
 		}
 	}
+	for _, c := range m.users {
+		all = c.appendUse(all)
+	}
 	for _, c := range m.known {
 		all = c.appendUse(all)
 	}
@@ -551,8 +588,8 @@ func (m *Clients) Most(n int) []ClientUse {
 	return slices.Clone(all[:min(len(all), n)])
 }
 
-// MostTunnels returns how many tunnels the address has that has most, and the principal
-// that has most.
+// MostTunnels returns how many tunnels the address or user of this machine has that has
+// most, and the principal that has most.
 func (m *Clients) MostTunnels() (address, principal int64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -560,6 +597,9 @@ func (m *Clients) MostTunnels() (address, principal int64) {
 		if c.prefix.Bits() != sitePrefix {
 			address = max(address, c.Tunnels.Load())
 		}
+	}
+	for _, c := range m.users {
+		address = max(address, c.Tunnels.Load())
 	}
 	for _, c := range m.known {
 		principal = max(principal, c.Tunnels.Load())

@@ -28,6 +28,7 @@ type Conn struct {
 
 	accepted time.Time
 	source   netip.AddrPort // the socket's peer
+	process  *Process       // that connected, of a LocalConn; nil if unknown
 	local    uint16         // the socket's own port; 0 means it was not asked yet
 	buf      []byte         // read and not consumed
 	leaving  atomic.Bool    // the last answer is on its way
@@ -78,6 +79,10 @@ func (conn *Conn) init(c net.Conn) {
 	conn.Conn, conn.accepted = c, time.Now()
 	if a, ok := c.(addresses); ok {
 		conn.source, conn.local = a.AddrPorts()
+	} else if client, ok := c.(LocalConn); ok {
+		if p, ok := client.Process(); ok {
+			conn.process = &p
+		}
 	} else if a, ok := c.RemoteAddr().(*net.TCPAddr); ok {
 		ap := a.AddrPort()
 		conn.source = netip.AddrPortFrom(ap.Addr().Unmap(), ap.Port())
@@ -190,6 +195,7 @@ func (c *Conn) NewRequest(proto string) *Request {
 		Proto:     proto,
 		Listener:  c.Listener,
 		Source:    c.source,
+		Process:   c.process,
 		Peer:      c.Peer,
 		Accept:    c.Accept,
 		Refuse:    func(error) { _ = c.Abort() },
@@ -222,9 +228,18 @@ func (c *Conn) Accept() (Stream, error) {
 // Nest returns the Conn of what is carried inside of c: TLS that was ended
 // here. inner is a layer upon c, and closing it closes c. The two are one
 // connection to the Server, with one place, one deadline for the whole
-// preamble and one source. The requests inside have ended as their TLS.
+// preamble and one source. The requests inside have ended as their TLS. A user of this
+// machine is the caller inside, too, and the Actor of one with a certificate.
 func (c *Conn) Nest(inner net.Conn, ended EndedTLS) *Conn {
-	return &Conn{Conn: inner, Listener: c.Listener, Peer: ended.Peer, nest: &nest{c, ended}, accepted: c.accepted, source: c.source, local: c.local}
+	peer := ended.Peer
+	switch {
+	case c.Peer.Method != "unix":
+	case peer.Method == "":
+		peer = c.Peer
+	default:
+		peer = peer.WithActor(c.Peer)
+	}
+	return &Conn{Conn: inner, Listener: c.Listener, Peer: peer, nest: &nest{c, ended}, accepted: c.accepted, source: c.source, process: c.process, local: c.local}
 }
 
 // outer returns what c is carried in, nil for a connection of its own.

@@ -135,6 +135,7 @@ type Outcome struct {
 	Proto      string // "" where no protocol was recognised
 	Listener   string
 	Source     netip.AddrPort
+	Process    *Process // that connected, of a client on this machine; nil for others
 	Peer       Peer
 	Unverified *UnverifiedHeaders // nil for nothing
 	Target     string             // as asked, at most 253 bytes and a port; "" where nothing was asked

@@ -181,7 +181,7 @@ func (r *Router) newRecord(req *Request, o *Outcome, dialed Attempt, multiplexed
 	}
 	load := dialed.Endpoint.Load
 	told := load.watcher() == nil
-	if sourceFits && addrFits && o.Unverified == nil && len(o.Attempts) == 0 {
+	if sourceFits && addrFits && o.Process == nil && o.Unverified == nil && len(o.Attempts) == 0 {
 		switch {
 		case o.Peer != (Peer{}) || o.Policy != nil:
 			known := &identifiedInfo{loadedInfo: loadedInfo{tunnelInfo: info, load: load}, caller: o.Peer, policy: o.Policy}
@@ -287,7 +287,7 @@ func (rec *carriedInfo) describe(v *Live) {
 // describe fills in what o says.
 func (v *Live) describe(o *Outcome, age time.Duration) {
 	v.ID, v.Start, v.Age, v.Proto, v.Listener = o.ID, o.Start, age, o.Proto, o.Listener
-	v.Source, v.Peer, v.Target = o.Source, o.Peer, o.Target
+	v.Source, v.Process, v.Peer, v.Target = o.Source, o.Process, o.Peer, o.Target
 	v.Service, v.Pattern, v.Endpoint = o.Service, o.Pattern, o.Endpoint
 }
 
@@ -312,7 +312,7 @@ func (rec *identifiedInfo) request(req *Request) (Route, bool) {
 
 func (rec *largeInfo) request(req *Request) (Route, bool) {
 	route, ok := rec.loadedInfo.request(req)
-	req.Peer, req.Source, req.Unverified = rec.whole.Peer, rec.whole.Source, rec.whole.Unverified
+	req.Peer, req.Source, req.Process, req.Unverified = rec.whole.Peer, rec.whole.Source, rec.whole.Process, rec.whole.Unverified
 	route.Endpoints = []Endpoint{rec.whole.Attempts[len(rec.whole.Attempts)-1].Endpoint}
 	return route, ok
 }

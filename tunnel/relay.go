@@ -193,6 +193,7 @@ type Live struct {
 	Proto    string
 	Listener string
 	Source   netip.AddrPort
+	Process  *Process // as in the Outcome
 	Peer     Peer
 	Target   string
 	Service  string

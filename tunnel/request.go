@@ -26,6 +26,7 @@ type Request struct {
 	RequireTLS   bool               // it came in the clear to a listener that requires TLS: what the client sends must begin as TLS
 	ALPN         []string           // what the client offers inside, where it can be seen; at most MaxALPN
 	Source       netip.AddrPort     // the socket's peer, or what a trusted hop said of it
+	Process      *Process           // that connected, of a client on this machine that came by a Unix socket; nil for others. It is not changed
 	Peer         Peer               // the verified identity of the caller on this hop; zero if none
 	Unverified   *UnverifiedHeaders // what the caller says of itself; nil for nothing
 	Start        time.Time          // when the client's connection, or its stream on one, began
@@ -117,6 +118,46 @@ type AuthInfo struct {
 	// Actor is the nearer peer: the gateway that stated this identity, or who the
 	// client certificate beside a token names. Nil for nobody.
 	Actor *Peer
+}
+
+// A Process is what the system says of the process that has connected to a Unix socket, as
+// it was at that moment. The socket may be in the hands of others by now.
+type Process struct {
+	UID, GID uint32 // in the user namespace of this process
+	PID      int    // 0 where the system does not tell it; it may have become the number of another process
+}
+
+// String returns p as logs have it: "unix:uid=1000,pid=4711".
+func (p *Process) String() string {
+	s := p.User()
+	if p.PID != 0 {
+		s += ",pid=" + strconv.Itoa(p.PID)
+	}
+	return s
+}
+
+// User returns whose process p is: "unix:uid=1000".
+func (p *Process) User() string { return "unix:uid=" + strconv.FormatUint(uint64(p.UID), 10) }
+
+// Peer returns the identity of the user whose process p is: "uid:1000". The claim "gid" is
+// the number of its group.
+func (p *Process) Peer() Peer {
+	return Peer{
+		ID: UserID + strconv.FormatUint(uint64(p.UID), 10), Method: "unix",
+		Auth: &AuthInfo{Claims: map[string][]string{"gid": {strconv.FormatUint(uint64(p.GID), 10)}}},
+	}
+}
+
+// UserID begins the ID of a Peer whose Method is "unix": the number of a user follows. Peers
+// of other methods that have such an ID are none of these users.
+const UserID = "uid:"
+
+// A LocalConn is a connection of a client on this machine.
+type LocalConn interface {
+	net.Conn
+
+	// Process returns the process that connected. It is false where that is not known.
+	Process() (Process, bool)
 }
 
 // UnverifiedHeaders are what a caller says of itself and of where it comes

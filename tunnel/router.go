@@ -469,7 +469,7 @@ func (r *Router) newOutcome(req *Request) Outcome {
 	}
 	return Outcome{
 		ID: r.ids.Add(1), Start: req.Start, Proto: req.Proto, Listener: req.Listener, Source: req.Source,
-		Peer: req.Peer, Unverified: req.Unverified, Target: req.Target(), ALPN: req.ALPN, Waited: time.Since(req.Start),
+		Process: req.Process, Peer: req.Peer, Unverified: req.Unverified, Target: req.Target(), ALPN: req.ALPN, Waited: time.Since(req.Start),
 	}
 }
 

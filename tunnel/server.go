@@ -43,6 +43,10 @@ type ListenerConfig struct {
 	Protocols  []Protocol
 	ConnHeader ConnHeader
 	RequireTLS bool // of what clients send that did not come by TLS: see Request.RequireTLS
+
+	// PeerCredentials makes the user whose process connected the caller: see Process.Peer.
+	// It is for listeners whose connections are LocalConns.
+	PeerCredentials bool
 }
 
 // A Server accepts connections, holds them to limits until they have asked
@@ -182,7 +186,14 @@ func (s *Server) admit(ctx context.Context, ln *Listener, c net.Conn, room bool,
 	k.ctx = slotContext{ctx, k}
 	k.Conn.init(c)
 	k.Conn.Listener, k.Conn.bare = k.config.Name, k.config.RequireTLS
-	k.client = s.Budget.Client(&s.clients, k.Conn.source.Addr())
+	if p := k.Conn.process; p == nil {
+		k.client = s.Budget.Client(&s.clients, k.Conn.source.Addr())
+	} else {
+		k.client = s.Budget.user(&s.clients, p)
+		if k.config.PeerCredentials {
+			k.Peer = p.Peer()
+		}
+	}
 	s.mu.Lock()
 	var refused error
 	switch {
@@ -306,7 +317,7 @@ func (s *Server) report(k *slot, proto Protocol, err error) {
 		return
 	}
 	o := &Outcome{
-		Start: k.accepted, Listener: k.Conn.Listener, Source: k.Conn.source, Peer: k.Peer,
+		Start: k.accepted, Listener: k.Conn.Listener, Source: k.Conn.source, Process: k.Conn.process, Peer: k.Peer,
 		Reason: ReasonOf(err), Err: err, Lasted: time.Since(k.accepted),
 	}
 	if proto != nil {
@@ -331,7 +342,7 @@ func (k *slot) Refused(req *Request, err error) {
 		return
 	}
 	o := &Outcome{
-		Start: req.Start, Proto: req.Proto, Listener: req.Listener, Source: req.Source, Peer: req.Peer, Unverified: req.Unverified,
+		Start: req.Start, Proto: req.Proto, Listener: req.Listener, Source: req.Source, Process: req.Process, Peer: req.Peer, Unverified: req.Unverified,
 		Reason: ReasonOf(err), Err: err, Lasted: time.Since(req.Start),
 	}
 	if req.Name != (Name{}) || req.Addr.IsValid() {

@@ -86,6 +86,18 @@ func IsSocket(c net.Conn) bool {
 	return false
 }
 
+// IsPollable reports whether a loop can wait for c: a socket of TCP, or a Unix socket.
+func IsPollable(c net.Conn) bool {
+	if IsSocket(c) {
+		return true
+	}
+	_, isUnix := c.(interface {
+		SyscallConn() (syscall.RawConn, error)
+		ReadMsgUnix(b, oob []byte) (n, oobn, flags int, addr *net.UnixAddr, err error)
+	})
+	return isUnix
+}
+
 // TakeFD takes c's socket from it: c is closed, and the descriptor belongs to the
 // caller and is in no poller. After an error c is as it was.
 func TakeFD(c net.Conn) (int32, error) {

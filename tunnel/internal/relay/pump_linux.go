@@ -19,7 +19,7 @@ type poller struct {
 }
 
 func (p *pump) initPoller(c net.Conn) {
-	if poll.IsSocket(c) {
+	if poll.IsPollable(c) {
 		p.socket, p.loop = c, p.ct.relay.Loops.pick(nil)
 	}
 }
