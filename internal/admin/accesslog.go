@@ -150,7 +150,9 @@ func fields(o *tunnel.Outcome, w fieldWriter) {
 	text("proto", o.Proto, maxField)       // protocol of the client: sni, connect, connect-h2, connect-h3, connect-udp, hbone, socks5, websocket, proxy, quic, tcp or udp; tls where TLS that ends at the gateway failed
 	text("listener", o.Listener, maxField) // listener that accepted the connection, as configured
 	if o.Source.IsValid() {
-		w.address("source", o.Source, maxField) // the client's address
+		w.address("source", o.Source, maxField) // the client's address; of a Unix socket, `unix:uid=1000,pid=4711` for the user and the number of the process that connected
+	} else if key := "source"; o.Process != nil {
+		text(key, o.Process.String(), maxField)
 	}
 	text("target", o.Target, maxTarget)       // name and port that the client asked for
 	text("service", o.Service, maxField)      // service that the name led to
@@ -166,7 +168,7 @@ func fields(o *tunnel.Outcome, w fieldWriter) {
 		w.list("attempts", tried) // each address that was dialed and the result, if one failed
 	}
 	text("peer", o.Peer.ID, maxField)            // the client's verified identity
-	text("peer_method", o.Peer.Method, maxField) // how the client was verified: basic, bearer or mtls
+	text("peer_method", o.Peer.Method, maxField) // how the client was verified: basic, bearer, jwt, mtls or unix
 	if p := o.Policy; p != nil {
 		text("policy", p.Policy, maxField)        // policy that permitted or denied the request
 		text("policy_origin", p.Origin, maxField) // file and line, or object, that has the policy

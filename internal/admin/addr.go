@@ -1,12 +1,13 @@
 package admin
 
 import (
-	"errors"
 	"fmt"
 	"net"
 	"net/netip"
 	"strconv"
 	"strings"
+
+	"culvert.dev/internal/unixsocket"
 )
 
 // CheckAddr returns an error if addr is neither a HOST:PORT to listen on nor
@@ -15,7 +16,7 @@ import (
 // not.
 func CheckAddr(addr string, allowRemote bool) error {
 	if path, ok := SocketPath(addr); ok {
-		if err := checkSocket(path); err != nil {
+		if err := unixsocket.CheckPath(path); err != nil {
 			return fmt.Errorf("admin address %q: %w", addr, err)
 		}
 		return nil
@@ -34,22 +35,6 @@ func CheckAddr(addr string, allowRemote bool) error {
 		return nil
 	}
 	return fmt.Errorf("admin address %q can be reached from other hosts, and the admin port has no passwords: listen on 127.0.0.1:%s", addr, port)
-}
-
-func checkSocket(path string) error {
-	switch {
-	case !sockets:
-		return errors.New("this system cannot restrict a socket to its owner: listen on 127.0.0.1")
-	case path == "":
-		return errors.New("want unix:PATH")
-	case path[0] == '@' || strings.ContainsRune(path, 0):
-		// Linux would take it for an abstract socket, which everybody may
-		// connect to.
-		return errors.New("want the path of a file")
-	case len(path) > maxSocketPath:
-		return fmt.Errorf("the path of a socket has %d bytes, limit %d", len(path), maxSocketPath)
-	}
-	return nil
 }
 
 func isLocalhost(host string) bool {

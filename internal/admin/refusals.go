@@ -78,6 +78,8 @@ func (l *RefusalLog) Observe(o *tunnel.Outcome) {
 	source, client := "", o.Source.Addr().Unmap().WithZone("")
 	if client.IsValid() {
 		source = client.String()
+	} else if o.Process != nil {
+		source = o.Process.User()
 	}
 	if client.Is6() {
 		client = netip.PrefixFrom(client, 64).Masked().Addr()

@@ -48,6 +48,8 @@ func newTunnel(l *tunnel.Live) *Tunnel {
 	}
 	if l.Source.IsValid() {
 		t.Source = l.Source.String()
+	} else if l.Process != nil {
+		t.Source = l.Process.String()
 	}
 	return t
 }
