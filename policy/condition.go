@@ -36,6 +36,9 @@ type identity struct {
 // only where it rests on a trust domain, or on a client certificate.
 func identityOf(p *tunnel.Peer) identity {
 	who := identity{id: p.ID}
+	if p.Method != "unix" && strings.HasPrefix(p.ID, tunnel.UserID) {
+		who.id = "" // a token may say anything, and is no user of this machine
+	}
 	trustDomain, path, isURI := cutSPIFFE(p.ID)
 	if p.Auth == nil {
 		if isURI && p.Method == "mtls" {

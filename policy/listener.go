@@ -21,6 +21,9 @@ func onListener(pattern, listener string) bool {
 
 // withoutAddress returns the name of a section as it is at every address.
 func withoutAddress(listener string) string {
+	if strings.HasPrefix(listener, "unix:") { // a path, or an abstract socket
+		return listener
+	}
 	section, _, _ := strings.Cut(listener, "@")
 	return section
 }

@@ -1,6 +1,7 @@
 package registry
 
 import (
+	"io/fs"
 	"maps"
 	"net/netip"
 	"slices"
@@ -31,9 +32,17 @@ type Listener struct {
 	Address  netip.Addr        // to listen at; the zero Addr means every address
 	Host     string            // to listen at in place of Address: "localhost"
 	Port     uint16            // 0 lets the system choose one, for Streams and Datagrams alone
+	Unix     *UnixSocket       `json:"-"` // to listen at in place of all three, for Streams; nil for none
 	Sections []*Section        // of TLS one for each host; one of TCP and UDP
 	Settings *ListenerSettings `json:"-"` // of Streams and Datagrams
 	Origin   string            // who says so, for people
+}
+
+// A UnixSocket is a socket for processes of this machine.
+type UnixSocket struct {
+	Path  string      // of its file; "@name" for an abstract socket, which has none
+	Mode  fs.FileMode // permission bits of the file
+	Group string      // name or number of the file's group; "" leaves it to the system
 }
 
 // ListenerSettings say what a listener offers whose clients reach every service.
@@ -60,6 +69,10 @@ type ListenerSettings struct {
 	ProxyProtocol []netip.Prefix   // proxies that begin each connection with a PROXY header, alone may connect; empty for none
 	WebSocket     WebSocketOptions // of the protocol "websocket"
 	DeferIdentity bool             // callers without an identity are left to the service: see tunnel.Request
+
+	// PeerCredentials makes the user of a process that connects to a UnixSocket the caller:
+	// see tunnel.Process.
+	PeerCredentials bool
 }
 
 // ListenerTLS says how a listener ends TLS or QUIC for some names, and what is inside.

@@ -211,6 +211,7 @@ type socket struct {
 	udp  bool
 	host string
 	addr netip.AddrPort
+	path string // of a Unix socket
 }
 
 // addListeners compiles the listeners of snapshots.
@@ -224,7 +225,10 @@ func (b *builder) addListeners(snapshots []Snapshot) {
 				f = &compiledListeners{byName: map[string]*compiledListener{}, sections: map[string]*compiledSection{}}
 				b.listeners = f
 			}
-			at := socket{l.Protocol == UDP || l.Protocol == Datagrams, l.Host, netip.AddrPortFrom(normalAddr(l.Address), l.Port)}
+			at := socket{l.Protocol == UDP || l.Protocol == Datagrams, l.Host, netip.AddrPortFrom(normalAddr(l.Address), l.Port), ""}
+			if l.Unix != nil {
+				at = socket{path: l.Unix.Path}
+			}
 			what, kept, why := "", "", ""
 			switch before := f.byName[l.Name]; {
 			case l.Name == "" || l.Port == 0 && l.Settings == nil:
@@ -233,7 +237,9 @@ func (b *builder) addListeners(snapshots []Snapshot) {
 				what, why = fmt.Sprintf("listener %q, protocol %q", l.Name, l.Protocol), "there is no such protocol"
 			case before != nil:
 				what, kept = fmt.Sprintf("listener %q", l.Name), before.Origin
-			case sockets[at] != nil && l.Port != 0:
+			case l.Unix != nil && l.Protocol != Streams:
+				what, why = fmt.Sprintf("listener %q, protocol %q", l.Name, l.Protocol), "a Unix socket is for streams"
+			case sockets[at] != nil && (l.Port != 0 || l.Unix != nil):
 				what, kept = fmt.Sprintf("%s of listener %q", at, l.Name), fmt.Sprintf("listener %q of %s", sockets[at].Name, orUnknown(sockets[at].Origin))
 			}
 			if what != "" {
@@ -253,6 +259,9 @@ func (b *builder) addListeners(snapshots []Snapshot) {
 }
 
 func (s socket) String() string {
+	if s.path != "" {
+		return "socket " + s.path
+	}
 	network := "tcp"
 	if s.udp {
 		network = "udp"

@@ -96,7 +96,7 @@ func describeTLS(s *registry.ListenerSettings) (all []StatusTLS) {
 
 // statusOf describes a listener that is open at addr.
 func statusOf(l *Listener, addr net.Addr) StatusListener {
-	s := StatusListener{Configured: l.Address, Address: addr.String()}
+	s := StatusListener{Configured: l.Address, Address: addressText(addr)}
 	for _, p := range l.Protocols {
 		s.Protocols = append(s.Protocols, p.Name())
 	}

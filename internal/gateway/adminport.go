@@ -88,15 +88,15 @@ func (g *Gateway) adminStatus() (all []StatusAdmin) {
 	for _, st := range g.adminPort.states() {
 		s := StatusAdmin{Configured: st.key, Problem: st.problemText()}
 		if st.addr != nil {
-			s.Address = adminAddress(st.addr)
+			s.Address = addressText(st.addr)
 		}
 		all = append(all, s)
 	}
 	return all
 }
 
-// adminAddress returns an address as those of the configuration are written.
-func adminAddress(a net.Addr) string {
+// addressText returns an address as those of the configuration are written.
+func addressText(a net.Addr) string {
 	if a.Network() == "unix" {
 		return "unix:" + a.String()
 	}

@@ -23,6 +23,7 @@ import (
 	"culvert.dev/internal/gateway/inbound"
 	"culvert.dev/internal/termination"
 	"culvert.dev/internal/udp"
+	"culvert.dev/internal/unixsocket"
 	"culvert.dev/registry"
 	"culvert.dev/sni"
 	"culvert.dev/tunnel"
@@ -389,6 +390,9 @@ func wantsCredentials(p tunnel.Protocol) bool {
 func NewGuard(cfg Config) (*tunnel.Guard, error) {
 	guard := &tunnel.Guard{}
 	for _, l := range cfg.Listeners {
+		if _, socket := unixsocket.Path(l.Address); socket {
+			continue
+		}
 		var addr net.Addr
 		var err error
 		if hostport, ok := strings.CutPrefix(l.Address, udp.Scheme); ok {

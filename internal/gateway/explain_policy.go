@@ -50,6 +50,9 @@ func Stated(id string, tokens *jwt.Tokens) tunnel.Peer {
 	if strings.HasPrefix(id, "spiffe://") || strings.HasPrefix(id, "dns:") || strings.HasPrefix(id, "uri:") || strings.HasPrefix(id, "subject:") {
 		return tunnel.Peer{ID: id, Method: "mtls"}
 	}
+	if strings.HasPrefix(id, tunnel.UserID) {
+		return tunnel.Peer{ID: id, Method: "unix"}
+	}
 	return tunnel.Peer{ID: id, Method: "basic"}
 }
 

@@ -11,6 +11,7 @@ import (
 	"strconv"
 
 	"culvert.dev/internal/gateway/inbound"
+	"culvert.dev/internal/unixsocket"
 	"culvert.dev/registry"
 	"culvert.dev/tunnel"
 )
@@ -38,10 +39,14 @@ type socketKey struct {
 	host string
 	port uint16
 	name string // of a listener at any free port
+	unix registry.UnixSocket
 }
 
 func keyOf(l *registry.Listener) socketKey {
-	k := socketKey{l.Protocol == registry.UDP || l.Protocol == registry.Datagrams, l.Address, l.Host, l.Port, ""}
+	if l.Unix != nil {
+		return socketKey{unix: *l.Unix}
+	}
+	k := socketKey{udp: l.Protocol == registry.UDP || l.Protocol == registry.Datagrams, addr: l.Address, host: l.Host, port: l.Port}
 	if l.Port == 0 {
 		k.name = l.Name
 	}
@@ -78,7 +83,7 @@ func (f *listeners) serveAll(ctx context.Context) {
 func (f *listeners) begin(ctx context.Context, o *openListener) {
 	f.serve(ctx, o)
 	if l := o.Table(); l.Settings != nil {
-		f.g.log.Info("serving", "listener", l.Name, "address", o.addr().String())
+		f.g.log.Info("serving", "listener", l.Name, "address", addressText(o.addr()))
 	}
 }
 
@@ -274,7 +279,7 @@ func (f *listeners) makeRoom(l *registry.Listener, err error, moves, gone map[*o
 	key := keyOf(l)
 	var addrs []net.Addr
 	for o := range moves {
-		if gone[o] || o.key.udp != key.udp || o.key.port != key.port || key.port == 0 {
+		if gone[o] || !o.key.conflicts(key) {
 			continue
 		}
 		away, addrs = append(away, o), append(addrs, o.addr())
@@ -287,6 +292,15 @@ func (f *listeners) makeRoom(l *registry.Listener, err error, moves, gone map[*o
 		gone[o] = true
 	}
 	return away
+}
+
+// conflicts reports whether sockets of k and o may exclude each other: of one port, or of
+// one path.
+func (k socketKey) conflicts(o socketKey) bool {
+	if k.unix.Path != "" || o.unix.Path != "" {
+		return k.unix.Path == o.unix.Path
+	}
+	return k.udp == o.udp && k.port == o.port && k.port != 0
 }
 
 // bringBack opens listeners again that were closed in vain, and returns how many are open.
@@ -319,7 +333,7 @@ func (f *listeners) bringBack(ctx context.Context, t *registry.Table, away []*op
 func (f *listeners) stay(t *registry.Table, o *openListener, to *registry.Listener, err error) error {
 	stays := *to
 	was := o.Table()
-	stays.Name, stays.Address, stays.Host, stays.Port = was.Name, was.Address, was.Host, was.Port
+	stays.Name, stays.Address, stays.Host, stays.Port, stays.Unix = was.Name, was.Address, was.Host, was.Port, was.Unix
 	if failed := o.Use(t, &stays); failed != nil {
 		err = errors.Join(err, failed)
 	}
@@ -343,12 +357,14 @@ func (f *listeners) listen(ctx context.Context, t *registry.Table, l *registry.L
 	}
 	if d := o.Datagrams(); d != nil {
 		o.socket, err = f.builder.OpenSocket(ctx, inbound.Address(l), l.Name, d)
+	} else if u := l.Unix; u != nil {
+		o.stream, err = unixsocket.Listen(ctx, unixsocket.Config{Path: u.Path, Mode: u.Mode, Group: u.Group})
 	} else {
 		o.stream, err = tunnel.Listen(ctx, inbound.Address(l))
 	}
 	if err != nil {
 		f.budget.Give(1)
-		if inUse(err) {
+		if inUse(err) && l.Unix == nil {
 			if who := f.portHolder(l); who != "" {
 				err = fmt.Errorf("%w: %s", err, who)
 			}

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"path"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -208,6 +210,7 @@ func (d *decoder) checkListeners() {
 		l, at := &d.cfg.Listeners[i], d.listener(i)
 		take(l.Address, at.value("address"))
 		d.checkNetwork(l, at)
+		d.checkSocket(l, at)
 		if slices.Contains(l.Protocols, "proxy") {
 			switch {
 			case len(l.Protocols) > 1:
@@ -264,7 +267,7 @@ func (d *decoder) checkListeners() {
 			d.errorf(at.value("service"), "leave proxyProtocol out of the service", "service %q has proxyProtocol: its header is of streams, and this listener is of UDP", clip(at.value("service").Value))
 		}
 	}
-	if d.root.value("admin") != nil && !isSocket(d.cfg.Admin) {
+	if d.root.value("admin") != nil {
 		take(d.cfg.Admin, d.root.value("admin"))
 	}
 	d.checkDNS(taken)
@@ -309,6 +312,33 @@ func (d *decoder) checkNetwork(l *Listener, at mapping) {
 		if key.node != nil && (at.value("service") == nil || key.name == "proxyProtocol") { // else another error below covers it
 			d.errorf(key.node, "leave it out", "%s has no effect: this listener is of UDP", key.name)
 		}
+	}
+}
+
+// checkSocket finds what goes with Unix sockets alone, or does not go with them.
+func (d *decoder) checkSocket(l *Listener, at mapping) {
+	if !l.Unix() {
+		for _, key := range []string{"mode", "group", "peerCredentials"} {
+			if n := at.value(key); n != nil && l.Address != "" {
+				d.errorf(n, "leave it out", "%s has no effect: this listener is no Unix socket", key)
+			}
+		}
+		return
+	}
+	if n := at.value("proxyProtocol"); n != nil {
+		d.errorf(n, "leave it out", "proxyProtocol has no effect: a client of a Unix socket has no address that could be trusted")
+	}
+	abstract := strings.HasPrefix(l.Address, socketPrefix+"@")
+	for _, key := range []string{"mode", "group"} {
+		if n := at.value(key); n != nil && abstract {
+			d.errorf(n, "leave it out, or listen at the path of a file", "%s has no effect: an abstract socket has no file", key)
+		}
+	}
+	if l.PeerCredentials && runtime.GOOS != "linux" && runtime.GOOS != "darwin" {
+		d.errorf(at.value("peerCredentials"), "leave it out", "peerCredentials needs Linux or macOS: %s does not tell whose process has connected", runtime.GOOS)
+	}
+	if (abstract || l.Mode&0o002 != 0) && !l.PeerCredentials && l.Auth == nil {
+		d.warnf(at.value("address"), "set a group and mode: \"0660\", or identify the callers by peerCredentials or auth", "every user of this machine may connect to %s", clip(l.Address))
 	}
 }
 
@@ -377,6 +407,9 @@ func leadsTo(ep registry.Endpoint, ports []uint16, address string) bool {
 
 // overlap reports whether two listening addresses cannot both be open.
 func overlap(a, b string) bool {
+	if isSocket(a) || isSocket(b) {
+		return a == b || path.Clean(a) == path.Clean(b)
+	}
 	if isUDP(a) != isUDP(b) || listenPort(a) != listenPort(b) {
 		return false
 	}

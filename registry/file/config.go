@@ -67,8 +67,12 @@ var Protocols = []string{"sni", "connect", "connect-h2", "socks5", "websocket", 
 // A Listener is an address at which the gateway accepts connections or datagrams.
 type Listener struct {
 	// Address is host:port, and udp://host:port for UDP; no host means every address
-	// of this machine.
+	// of this machine. It is unix:PATH for a Unix socket.
 	Address string `yaml:"address,required" as:"listenerAddress"`
+
+	Mode            fs.FileMode `yaml:"mode" as:"socketMode" default:"0600"` // permission bits of the file of a Unix socket
+	Group           string      `yaml:"group"`                               // of that file, by name or number; "" leaves it to the system
+	PeerCredentials bool        `yaml:"peerCredentials"`                     // the user whose process connects to a Unix socket is the caller
 
 	// Protocols, of Protocols, are spoken in the clear; empty means the first three, with
 	// Auth without sni, with TLS none, and for UDP quic.
@@ -101,6 +105,9 @@ func (l *Listener) check(*decoder, mapping) { l.Protocols = readable(l.Protocols
 
 // UDP reports whether l is for datagrams.
 func (l *Listener) UDP() bool { return isUDP(l.Address) }
+
+// Unix reports whether l is for a Unix socket.
+func (l *Listener) Unix() bool { return isSocket(l.Address) }
 
 // A Proxy is a load balancer in front of a listener that begins every connection
 // with a PROXY header.

@@ -55,6 +55,7 @@ var formats = map[string]format{
 	"san":              formatOf(parseSAN),
 	"serverName":       formatOf(parseServerName),
 	"servicePattern":   formatOf(parseServicePattern),
+	"socketMode":       formatOf(parseSocketMode),
 	"spiffePattern":    formatOf(parseSPIFFEPattern),
 	"spiffe":           formatOf(parseSPIFFE),
 	"statuses":         formatOf(parseStatuses),

@@ -28,7 +28,7 @@ func tableListeners(all []Listener) []*registry.Listener {
 func (l *Listener) forTable() *registry.Listener {
 	s := &registry.ListenerSettings{
 		Service: l.Service, Port: l.Port, Protocols: l.Outer(), RefuseSilently: l.Refusal == "close", RequireTLS: l.RequireTLS, EndWithCredential: l.EndWithCredential,
-		WebSocket: registry.WebSocketOptions(l.WebSocket), DeferIdentity: l.UnidentifiedCallers == "defer",
+		WebSocket: registry.WebSocketOptions(l.WebSocket), DeferIdentity: l.UnidentifiedCallers == "defer", PeerCredentials: l.PeerCredentials,
 	}
 	if len(l.Protocols) == 0 && len(l.TLS) == 0 && !l.UDP() {
 		s.Protocols, s.ImpliedSNI = Protocols[:3], true
@@ -45,6 +45,10 @@ func (l *Listener) forTable() *registry.Listener {
 	out := &registry.Listener{Name: l.Address, Protocol: registry.Streams, Settings: s, Origin: "the configuration"}
 	if l.UDP() {
 		out.Protocol = registry.Datagrams
+	}
+	if name, ok := strings.CutPrefix(l.Address, socketPrefix); ok {
+		out.Unix = &registry.UnixSocket{Path: name, Mode: l.Mode, Group: l.Group}
+		return out
 	}
 	host, digits, _ := net.SplitHostPort(strings.TrimPrefix(l.Address, udpPrefix))
 	port, _ := strconv.ParseUint(digits, 10, 16)

@@ -3,9 +3,11 @@ package file
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"net/netip"
 	"path"
+	"runtime"
 	"strconv"
 	"strings"
 	"unicode/utf8"
@@ -189,11 +191,17 @@ const udpPrefix = "udp://"
 
 func isUDP(address string) bool { return strings.HasPrefix(address, udpPrefix) }
 
-// parseListenerAddress is parseListenAddress for one that may be of UDP.
+// parseListenerAddress is parseListenAddress for one that may be of UDP, or a Unix socket.
 func parseListenerAddress(what, s string) (string, *complaint) {
+	if name, ok := strings.CutPrefix(s, socketPrefix); ok {
+		if c := checkSocketPath(name); c != nil {
+			return "", complain(c.hint, "%s %q: %s", what, clip(s), c.msg)
+		}
+		return s, nil
+	}
 	address, ok := strings.CutPrefix(s, udpPrefix)
 	if !ok && strings.Contains(s, "://") {
-		return "", complain("write udp://:443 for UDP, and :443 for TCP", "address %q: udp:// is the only scheme", clip(s))
+		return "", complain("write udp://:443 for UDP, :443 for TCP, and unix:/run/culvert/proxy.sock for a Unix socket", "address %q: udp:// is the only scheme", clip(s))
 	}
 	if _, _, err := net.SplitHostPort(address); ok && err != nil {
 		return "", complain("write udp://:443, udp://192.0.2.1:443 or udp://[2001:db8::1]:443", "address %q is not an address with a port", clip(s))
@@ -208,6 +216,47 @@ func parseListenerAddress(what, s string) (string, *complaint) {
 const socketPrefix = "unix:"
 
 func isSocket(address string) bool { return strings.HasPrefix(address, socketPrefix) }
+
+// maxSocketPath is the longest path of a Unix socket, in bytes, that every system takes.
+const maxSocketPath = 103
+
+// checkSocketPath returns what is wrong with the path of a Unix socket.
+func checkSocketPath(name string) *complaint {
+	switch {
+	case runtime.GOOS == "windows":
+		return complain("listen on 127.0.0.1", "Windows does not say by the file of a socket who may connect")
+	case strings.HasPrefix(name, "@"):
+		switch {
+		case runtime.GOOS != "linux":
+			return complain("write the path of a file", "only Linux has abstract sockets")
+		case len(name) == 1:
+			return complain("write unix:@NAME", "an abstract socket needs a name")
+		}
+	case !path.IsAbs(name):
+		return complain("write unix:/run/culvert/proxy.sock", "the path of a socket must be absolute")
+	case path.Clean(name) != name || name == "/":
+		return complain("did you mean "+socketPrefix+path.Clean(name)+"?", "the path of a socket has empty elements, or . or ..")
+	}
+	if len(name) > maxSocketPath {
+		return complain("use a shorter path", "the path of a socket has %d bytes, limit %d", len(name), maxSocketPath)
+	}
+	if strings.ContainsFunc(name, func(r rune) bool { return r < ' ' || r == 0x7f }) {
+		return complain("", "the path of a socket has control characters")
+	}
+	return nil
+}
+
+// parseSocketMode parses the permission bits of a socket's file.
+func parseSocketMode(what, s string) (fs.FileMode, *complaint) {
+	mode, err := strconv.ParseUint(strings.TrimPrefix(s, "0o"), 8, 32)
+	switch {
+	case err != nil || mode > 0o777:
+		return 0, complain(`write it in octal: "0660"`, "%s %q is not the permission bits of a file", what, clip(s))
+	case mode&0o222 == 0:
+		return 0, complain(`write "0600" for the user of the gateway, or "0660" for its group, too`, "%s %q lets nobody write to the socket, and so nobody connect", what, clip(s))
+	}
+	return fs.FileMode(mode), nil
+}
 
 // parseAdminAddress is parseListenAddress for one that may be a socket.
 func parseAdminAddress(what, s string) (string, *complaint) {

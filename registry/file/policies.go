@@ -229,7 +229,7 @@ func (d *decoder) checkPolicies() {
 // checkPolicyWords finds names in p of what the file does not have.
 func (d *decoder) checkPolicyWords(p *policy.Policy, at mapping, networks map[string]bool) {
 	for i, name := range p.Targets.Listeners {
-		known := strings.Contains(name, "/") || slices.ContainsFunc(d.cfg.Listeners, func(l Listener) bool { return l.Address == name })
+		known := strings.Contains(name, "/") && !isSocket(name) || slices.ContainsFunc(d.cfg.Listeners, func(l Listener) bool { return l.Address == name })
 		if !known {
 			d.errorf(at.object("targets").item("listeners", i), "write the address as the listener has it", "policy %q is for the listener %q, which there is not", clip(p.Name), clip(name))
 		}
@@ -294,7 +294,7 @@ func (d *decoder) warnPolicies() {
 func (d *decoder) blindListeners() (all []*yaml.Node) {
 	for i := range d.cfg.Listeners {
 		l := &d.cfg.Listeners[i]
-		if l.UnidentifiedCallers == "" && l.Auth == nil && len(l.TLS) == 0 {
+		if l.UnidentifiedCallers == "" && l.Auth == nil && !l.PeerCredentials && len(l.TLS) == 0 {
 			if n := d.listener(i).value("address"); n != nil {
 				all = append(all, n)
 			}

@@ -19,6 +19,7 @@ import (
 	"culvert.dev/internal/gateway"
 	"culvert.dev/internal/gateway/upstream"
 	"culvert.dev/internal/udp"
+	"culvert.dev/internal/unixsocket"
 	"culvert.dev/registry"
 	"culvert.dev/registry/file"
 	"culvert.dev/tunnel"
@@ -101,12 +102,19 @@ func (o *sourceOptions) setZone(c *file.Config) {
 func (o *sourceOptions) addFlags(c *file.Config) error {
 	c.Admin = o.admin
 	for _, l := range o.listen {
+		if path, ok := unixsocket.Path(l); ok {
+			if err := unixsocket.CheckPath(path); err != nil {
+				return usageError("write unix:PATH; abstract sockets, and sockets with a mode or a group, are for configuration files", "--listen %q: %w", l, err)
+			}
+			c.Listeners = append(c.Listeners, file.Listener{Address: l, Refusal: "alert"})
+			continue
+		}
 		_, port, err := net.SplitHostPort(strings.TrimPrefix(l, udp.Scheme))
 		if err == nil {
 			_, err = strconv.ParseUint(port, 10, 16)
 		}
 		if err != nil {
-			return usageError("write HOST:PORT or :PORT, or udp://HOST:PORT for QUIC", "--listen %q: %w", l, err)
+			return usageError("write HOST:PORT or :PORT, udp://HOST:PORT for QUIC, or unix:PATH", "--listen %q: %w", l, err)
 		}
 		c.Listeners = append(c.Listeners, file.Listener{Address: l, Refusal: "alert"})
 	}

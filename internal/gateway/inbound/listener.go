@@ -15,6 +15,7 @@ import (
 	"culvert.dev/identity"
 	"culvert.dev/identity/jwt"
 	"culvert.dev/internal/udp"
+	"culvert.dev/internal/unixsocket"
 	"culvert.dev/registry"
 	"culvert.dev/sni"
 	"culvert.dev/tunnel"
@@ -175,7 +176,7 @@ func (o *Listener) makeSettings(next, before *config) (err error) {
 		if err != nil {
 			return err
 		}
-		next.serving = &tunnel.ListenerConfig{Name: next.Name, Protocols: ps, ConnHeader: connHeader(s), RequireTLS: s.RequireTLS}
+		next.serving = &tunnel.ListenerConfig{Name: next.Name, Protocols: ps, ConnHeader: connHeader(s), RequireTLS: s.RequireTLS, PeerCredentials: s.PeerCredentials}
 		next.tls = term
 	}
 	o.verifier.gone = nil
@@ -240,6 +241,9 @@ func (o *Listener) Problem(parts map[string]error) error { return o.config.Load(
 
 // Address returns the address of l, as those of the configuration are written.
 func Address(l *registry.Listener) string {
+	if l.Unix != nil {
+		return unixsocket.Prefix + l.Unix.Path
+	}
 	host := l.Host
 	if l.Address.IsValid() {
 		host = l.Address.String()
