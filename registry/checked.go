@@ -69,8 +69,9 @@ type Target struct {
 	Guarded bool // as the endpoint's
 
 	// ProxyProtocol is the version of the header that connections there begin
-	// with; 0 for none.
-	ProxyProtocol int
+	// with; 0 for none. It is inside of TLS if ProxyInsideTLS says so.
+	ProxyProtocol  int
+	ProxyInsideTLS bool
 
 	// TLS is spoken there before anything is asked; nil for none. Equal settings have
 	// the same one.

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"net/netip"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -165,6 +166,8 @@ func (e *serviceEntry) incompatibility(o *serviceEntry) string {
 		return "one of them is reached via another gateway"
 	case e.ProxyProtocol != o.ProxyProtocol:
 		return "they speak different versions of the PROXY protocol"
+	case !reflect.DeepEqual(e.ForwardIdentity, o.ForwardIdentity):
+		return "they are told of the caller's identity in different ways"
 	case e.StartTLS != o.StartTLS:
 		return "they begin TLS in different ways"
 	case e.Insecure != o.Insecure:

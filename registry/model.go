@@ -156,6 +156,10 @@ type Service struct {
 	// its endpoints are told of the client; 0 means they are not.
 	ProxyProtocol int
 
+	// ForwardIdentity says what its endpoints are told, beside the client's address, of
+	// who the client is; nil for nothing. ProxyProtocol is then 2.
+	ForwardIdentity *ForwardIdentity `json:",omitempty"`
+
 	// Match narrows its names to some ClientHellos. The name tunnel.AnyName makes
 	// it the catch-all, for names that no other service has.
 	Match HelloMatch `json:",omitzero"`
@@ -165,6 +169,43 @@ type Service struct {
 	StartTLS string
 
 	Origin string // who says so, for people: "culvert.yaml:12"
+}
+
+// A ForwardIdentity says how the endpoints of a service are told who a client is whose TLS
+// or credentials the gateway has taken.
+type ForwardIdentity struct {
+	// InsideTLS has the PROXY header in the TLS session that the gateway opens to the
+	// endpoints. Otherwise it comes before everything else, and whoever can connect to an
+	// endpoint can write one.
+	InsideTLS bool
+
+	// Assertion adds a statement that the gateway signs with the key of its client
+	// certificate, for that one TLS session: see package delegation. It needs InsideTLS.
+	Assertion bool
+
+	// Audience is what the endpoints call themselves; "" means the one URI of
+	// BackendTLS.SANs, or else BackendTLS.ServerName.
+	Audience string
+}
+
+// ForwardsInsideTLS reports whether s has its PROXY header in the TLS of the gateway.
+func (s *Service) ForwardsInsideTLS() bool {
+	return s.ForwardIdentity != nil && s.ForwardIdentity.InsideTLS
+}
+
+// ForwardedAudience returns for whom assertions to the endpoints of s are, "" where there
+// are none.
+func (s *Service) ForwardedAudience() string {
+	f := s.ForwardIdentity
+	switch {
+	case f == nil || !f.Assertion || s.TLS == nil:
+		return ""
+	case f.Audience != "":
+		return f.Audience
+	case len(s.TLS.SANs) == 1 && strings.Contains(s.TLS.SANs[0], "://"):
+		return s.TLS.SANs[0]
+	}
+	return s.TLS.ServerName
 }
 
 // An ID is what a service is called in its cluster.

@@ -36,6 +36,8 @@ type TransportInfo struct {
 	// Datagrams says that the transport also carries datagrams. It must not be asked for
 	// them otherwise.
 	Datagrams bool
+
+	Identity string // how the endpoint is told who the client is, for people; "" where it is not
 }
 
 // Security says how a Transport protects what it carries.

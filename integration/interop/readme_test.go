@@ -26,7 +26,7 @@ func TestReadmesDoWhatTheySay(t *testing.T) {
 	if len(readmes) < 3 {
 		t.Fatalf("%d examples, want at least 3", len(readmes))
 	}
-	for _, readme := range append(readmes, filepath.Join(root, "README.md"), filepath.Join(root, "docs", "start.md"), filepath.Join(root, "docs", "guides", "gateway.md"), filepath.Join(root, "docs", "guides", "backend-tls.md"), filepath.Join(root, "docs", "guides", "udp.md"), filepath.Join(root, "docs", "guides", "tls.md"), filepath.Join(root, "docs", "guides", "unix-sockets.md")) {
+	for _, readme := range append(readmes, filepath.Join(root, "README.md"), filepath.Join(root, "docs", "start.md"), filepath.Join(root, "docs", "guides", "gateway.md"), filepath.Join(root, "docs", "guides", "backend-tls.md"), filepath.Join(root, "docs", "guides", "delegation.md"), filepath.Join(root, "docs", "guides", "udp.md"), filepath.Join(root, "docs", "guides", "tls.md"), filepath.Join(root, "docs", "guides", "unix-sockets.md")) {
 		t.Run(strings.TrimPrefix(readme, root+"/"), func(t *testing.T) {
 			text, err := os.ReadFile(readme)
 			must(t, err)
@@ -42,7 +42,7 @@ func TestReadmesDoWhatTheySay(t *testing.T) {
 			cmd := exec.Command(look(t, "bash"), "-c", "set -euo pipefail\n"+script+"\necho '"+end+"'\n")
 			cmd.Dir = dir
 			cmd.Env = append(environ(), "PATH="+filepath.Dir(culvert)+":"+os.Getenv("PATH"))
-			for _, program := range []string{"curl", "openssl", "dig", "nginx", "ncat", "python3"} {
+			for _, program := range []string{"curl", "openssl", "dig", "nginx", "haproxy", "ncat", "python3"} {
 				look(t, program)
 			}
 			p := startCmd(t, cmd)

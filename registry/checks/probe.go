@@ -42,7 +42,8 @@ func (c *Checker) probe(ctx context.Context, it *item) error {
 	defer func() { _ = conn.Close() }()
 	stop := context.AfterFunc(ctx, func() { _ = dialed.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
-	if header := proxyHeaders[it.ProxyProtocol]; header != "" {
+	header := proxyHeaders[it.ProxyProtocol]
+	if header != "" && !it.ProxyInsideTLS {
 		if _, err := io.WriteString(conn, header); err != nil {
 			return fmt.Errorf("send a PROXY header: %w", err)
 		}
@@ -53,6 +54,11 @@ func (c *Checker) probe(ctx context.Context, it *item) error {
 			return err // which closes conn
 		}
 		conn = inside
+		if header != "" && it.ProxyInsideTLS {
+			if _, err := io.WriteString(conn, header); err != nil {
+				return fmt.Errorf("send a PROXY header inside TLS: %w", err)
+			}
+		}
 	}
 	switch it.Check.Kind {
 	case "tcp":

@@ -110,6 +110,33 @@ func TestProbeSendsAProxyHeader(t *testing.T) {
 	}
 }
 
+// Where the header is inside TLS, that of a check is there, too, and not before.
+func TestProbeSendsAHeaderInsideTLS(t *testing.T) {
+	ca, err := testca.New("check.test", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pair, err := ca.Issue(testca.Options{SPIFFEID: "spiffe://check.test/db", DNSNames: []string{"db.test"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	heard := make(chan string, 1)
+	server := testnet.ServeTLS(t, &tls.Config{Certificates: []tls.Certificate{pair.TLS}}, func(c *tls.Conn) {
+		b := make([]byte, 16)
+		_, _ = io.ReadFull(c, b)
+		heard <- string(b)
+	})
+	c := &Checker{Dial: (&tunnel.NetDialer{}).DialEndpoint}
+	it := &item{Target: registry.Target{
+		Addr: netip.MustParseAddrPort(server.Addr()), ProxyProtocol: 2, ProxyInsideTLS: true, TLS: &tlsLayer{&tls.Config{ServerName: "db.test", RootCAs: ca.Pool()}},
+		Check: registry.Check{Kind: "tls", Timeout: 30 * time.Second},
+	}}
+	wants(t, "tls", c.probe(t.Context(), it), "")
+	if got := <-heard; got != proxyHeaders[2] {
+		t.Errorf("the server heard %q inside TLS, want %q", got, proxyHeaders[2])
+	}
+}
+
 // The guard has the last word, and its word is not the address's fault.
 func TestProbeAsksTheGuard(t *testing.T) {
 	ln, err := net.Listen("tcp", "127.0.0.1:0")

@@ -32,7 +32,7 @@ func (c *Checker) follow() {
 			}
 			for _, port := range ep.PortsFor(s) {
 				target := registry.Target{
-					Addr: netip.AddrPortFrom(ep.Addr.Unmap(), port), Host: ep.Host, Guarded: ep.Guarded, Check: s.Check, ProxyProtocol: s.ProxyProtocol, TLS: layer,
+					Addr: netip.AddrPortFrom(ep.Addr.Unmap(), port), Host: ep.Host, Guarded: ep.Guarded, Check: s.Check, ProxyProtocol: s.ProxyProtocol, ProxyInsideTLS: s.ForwardsInsideTLS(), TLS: layer,
 				}
 				checked := true
 				if len(ep.Hops()) > 0 {

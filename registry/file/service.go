@@ -33,6 +33,7 @@ type service struct {
 	Addresses         []netip.Addr     `yaml:"addresses" what:"an address" as:"destination"`
 	Endpoints         []endpoint       `yaml:"endpoints" what:"an endpoint" empty:"list where it is served: [\"host:port\"]"`
 	ProxyProtocol     string           `yaml:"proxyProtocol" oneof:"v1 v2"`
+	ForwardIdentity   *forwardIdentity `yaml:"forwardIdentity"`
 	StartTLS          string           `yaml:"startTLS" oneof:"postgres"`
 	TLS               *serviceTLS      `yaml:"tls"`
 	LoadBalancing     loadBalancing    `yaml:"loadBalancing"`
@@ -217,12 +218,18 @@ func (s *service) registered(origin string) *registry.Service {
 	if s.ProxyProtocol != "" {
 		out.ProxyProtocol = int(s.ProxyProtocol[1] - '0')
 	}
+	if s.ForwardIdentity != nil {
+		out.ProxyProtocol, out.ForwardIdentity = 2, s.ForwardIdentity.registered()
+	}
 	return out
 }
 
 // check finds ports that are listed twice, and mistakes of hops.
 func (s *service) check(d *decoder, at mapping) {
 	d.checkVia(at, s.Via)
+	if s.ForwardIdentity != nil {
+		s.ForwardIdentity.checkIn(d, s, at)
+	}
 	for i := range s.Endpoints {
 		if n := at.item("endpoints", i); at.value("via") != nil && has(n, "via") {
 			d.errorf(keyOf(n, "via"), "keep one of them: the endpoint's, or the service's for all", "an endpoint has via, and so has its service")

@@ -229,6 +229,9 @@ func printExplanation(w io.Writer, target string, x *gateway.Explanation) {
 		if ep.Why != "" {
 			note += ": " + ep.Why
 		}
+		if ep.Identity != "" {
+			note += "\n     it is told who the client is " + printable(ep.Identity)
+		}
 		if ep.Problem != "" {
 			note += "  would be refused: " + ep.Problem
 		}

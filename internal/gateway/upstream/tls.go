@@ -138,7 +138,12 @@ func (t *tlsLayer) security() tunnel.Security {
 
 // Handshake implements Layer.
 func (t *tlsLayer) Handshake(ctx context.Context, c net.Conn, ep *tunnel.Endpoint, _ *tunnel.Request) (net.Conn, error) {
-	s, err := termination.Client(ctx, c, t.config)
+	return t.handshake(ctx, c, ep, t.config)
+}
+
+// handshake is Handshake by a copy of t.config.
+func (t *tlsLayer) handshake(ctx context.Context, c net.Conn, ep *tunnel.Endpoint, config *tls.Config) (net.Conn, error) {
+	s, err := termination.Client(ctx, c, config)
 	if err == nil {
 		return s, nil
 	}

@@ -13,6 +13,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/netip"
 	"sync"
@@ -51,6 +52,9 @@ type Transports struct {
 	ReadFile func(name string) ([]byte, error)
 	JWTSVID  func(ctx context.Context, id string, audience ...string) (string, error)
 
+	// Log is told what services are not told; nil discards it.
+	Log *slog.Logger
+
 	// DroppedDatagrams counts those that were lost on the way to next hops.
 	DroppedDatagrams atomic.Uint64
 
@@ -67,8 +71,9 @@ type Transports struct {
 // It is nil where the Router's own dialer does. It is registry.Registry.NewTransport.
 func (t *Transports) New(s *registry.Service, ep *registry.Endpoint, g *registry.Gateway) (tunnel.Transport, error) {
 	var layers []Layer
-	if s.ProxyProtocol != 0 {
-		layers = append(layers, proxyproto.Layer{Version: s.ProxyProtocol})
+	inside := s.ForwardsInsideTLS()
+	if s.ProxyProtocol != 0 && !inside {
+		layers = append(layers, proxyproto.Layer{Version: s.ProxyProtocol, Identity: s.ForwardIdentity != nil, TooLarge: t.certificateTooLarge(s)})
 	}
 	if s.StartTLS == "postgres" && g == nil { // the gateway of another network does it there
 		layers = append(layers, postgres.Layer{})
@@ -78,7 +83,18 @@ func (t *Transports) New(s *registry.Service, ep *registry.Endpoint, g *registry
 		if err != nil {
 			return nil, err
 		}
-		layers = append(layers, layer)
+		if inside {
+			told, err := t.newIdentityLayer(s, layer)
+			if err != nil {
+				return nil, err
+			}
+			layers = append(layers, told)
+		} else {
+			layers = append(layers, layer)
+		}
+	} else if inside {
+		// The client's own TLS is passed on. The service would take its hello for the header.
+		return cannotForward{}, nil
 	}
 	via := s.Via
 	if len(via) == 0 && ep != nil {
@@ -204,6 +220,14 @@ func (l *layered) Info() tunnel.TransportInfo {
 	for _, layer := range l.layers {
 		if s, ok := layer.(interface{ security() tunnel.Security }); ok {
 			info.Security = max(info.Security, s.security())
+		}
+		switch layer := layer.(type) {
+		case proxyproto.Layer:
+			if layer.Identity {
+				info.Identity = "in a PROXY header before TLS"
+			}
+		case *identityLayer:
+			info.Identity = layer.describe()
 		}
 	}
 	return info

@@ -1,0 +1,56 @@
+package file
+
+import (
+	"culvert.dev/registry"
+)
+
+// A forwardIdentity says how the endpoints of a service are told who a client is.
+type forwardIdentity struct {
+	ProxyProtocol string `yaml:"proxyProtocol" oneof:"v2" default:"v2"`
+	Position      string `yaml:"position" oneof:"insideTLS beforeTLS" default:"insideTLS"`
+	TrustNetwork  bool   `yaml:"trustNetwork"`
+	Assertion     bool   `yaml:"assertion"`
+	Audience      string `yaml:"audience"`
+}
+
+// insideTLS reports whether the header is in the TLS session of the gateway.
+func (f *forwardIdentity) insideTLS() bool { return f.Position != "beforeTLS" }
+
+// registered returns f as the registry has it.
+func (f *forwardIdentity) registered() *registry.ForwardIdentity {
+	return &registry.ForwardIdentity{InsideTLS: f.insideTLS(), Assertion: f.Assertion, Audience: f.Audience}
+}
+
+// check finds keys of f that do not go together.
+func (f *forwardIdentity) check(d *decoder, at mapping) {
+	if f.insideTLS() {
+		if at.value("trustNetwork") != nil && f.TrustNetwork {
+			d.errorf(at.value("trustNetwork"), "leave it out", "trustNetwork has no effect: it is for position: beforeTLS")
+		}
+	} else {
+		if f.Assertion {
+			d.errorf(at.value("assertion"), "make position insideTLS", "assertion needs position: insideTLS: it is bound to the TLS session that the header is in")
+		}
+		if !f.TrustNetwork {
+			d.warnf(at.value("position"), "make it insideTLS, or say trustNetwork: true if nobody but gateways can connect to the endpoints", "whoever can connect to an endpoint can say by such a header who it is")
+		}
+	}
+	if at.value("audience") != nil && !f.Assertion {
+		d.errorf(at.value("audience"), "add assertion: true, or leave it out", "audience has no effect: it is that of an assertion")
+	}
+}
+
+// checkIn finds what of f does not go with the service that it is of.
+func (f *forwardIdentity) checkIn(d *decoder, s *service, at mapping) {
+	n := at.value("forwardIdentity")
+	if at.value("proxyProtocol") != nil {
+		d.errorf(at.value("proxyProtocol"), "leave it out", "the service has proxyProtocol, and so has its forwardIdentity")
+	}
+	switch {
+	case !f.insideTLS():
+	case s.TLS == nil:
+		d.errorf(n, "add tls, or make position beforeTLS", "forwardIdentity tells of the client inside TLS, and the gateway speaks none to the endpoints")
+	case f.Assertion && s.TLS.Key == "" && s.TLS.CertificateFile == "":
+		d.errorf(n, "add certificateFile and keyFile to tls, or key", "an assertion is signed with the key of the gateway's client certificate, and tls names none")
+	}
+}
