@@ -186,10 +186,18 @@ soak: build ## figures of time and of the processor; a million short tunnels and
 # make bench BENCHFLAGS="-dns . -measure paced -slice 10s"
 # make bench BENCHFLAGS="-loss 'cubic|quic|h3'"
 # make bench BENCHFLAGS="-tls terminated -slice 1s"
+# make bench BENCHFLAGS="-policy 'by address|decisions' -slice 1s"
 BENCHFLAGS ?= -o ../docs/BENCHMARKS.md
 
+.PHONY: squid
+squid: peers
+	@# RUNLEVEL keeps the package from starting its service.
+	@command -v squid >/dev/null 2>&1 || { sudo=; [ "$$(id -u)" = 0 ] || sudo=sudo; \
+	  echo "make: the benchmark of policies needs squid; installing it" && \
+	  $$sudo env RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends squid; }
+
 .PHONY: bench
-bench: build peers ## side by side with HAProxy, nginx, a naive proxy and a direct connection, and with DNS servers: docs/BENCHMARKS.md
+bench: build squid ## side by side with HAProxy, nginx, a naive proxy and a direct connection, and with DNS servers: docs/BENCHMARKS.md
 	cd integration && $(GO) run ./bench -culvert ../$(BIN) $(BENCHFLAGS)
 
 .PHONY: bench-kube

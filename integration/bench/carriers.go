@@ -99,6 +99,11 @@ func find(name string) (*carrier, error) {
 			return &c, nil
 		}
 	}
+	for _, k := range policyKinds() {
+		if k.name == name {
+			return &k.carrier, nil
+		}
+	}
 	for _, k := range tlsKinds() {
 		if k.name == name {
 			k.prefix = "svc"

@@ -47,6 +47,7 @@ type rig struct {
 	syslog  string // address of a local syslog
 
 	tlsService string // address of a service inside TLS
+	late       bool   // policies admit lateCaller, too
 }
 
 // target returns where service i is served.

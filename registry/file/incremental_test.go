@@ -8,6 +8,8 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+
+	"culvert.dev/registry"
 )
 
 // again parses before and then after by what is known of before. It is nil
@@ -183,5 +185,49 @@ func BenchmarkReload(b *testing.B) {
 		if c, err = Reload(path, c); err != nil {
 			b.Fatal(err)
 		}
+	}
+}
+
+// BenchmarkReloadPolicies changes one of 10,000 policies beside 100,000 services, and does
+// all that a reload does until the next table stands: it reads the file, merges and swaps.
+func BenchmarkReloadPolicies(b *testing.B) {
+	var text strings.Builder
+	text.WriteString("policies:\n")
+	for i := range 10_000 {
+		target := fmt.Sprintf("names: [s%d.test]", i)
+		if i%2 == 0 {
+			target = fmt.Sprintf("services: [s%d.test, s%d.test]", i, i+50_000)
+		}
+		fmt.Fprintf(&text, "  - {name: p%d, action: allow, targets: {%s}, rules: [{sources: [{spiffe: [spiffe://corp.example/ns/n%d/sa/api]}, {cidrs: [10.0.0.1/32]}], ports: [443]}]}\n", i, target, i)
+	}
+	text.WriteString("services:\n")
+	for i := range 100_000 {
+		fmt.Fprintf(&text, "  - name: s%d.test\n    endpoints: [\"10.0.0.1:443\"]\n", i)
+	}
+	path := filepath.Join(b.TempDir(), "culvert.yaml")
+	texts := []string{text.String(), strings.Replace(text.String(), "10.0.0.1/32", "10.0.0.2/32", 1)}
+	r := &registry.Registry{}
+	var c *Config
+	reload := func(text string) {
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			b.Fatal(err)
+		}
+		var err error
+		if c, err = Reload(path, c); err != nil {
+			b.Fatal(err)
+		}
+		table, err := r.Merge(c.Snapshot())
+		if err != nil {
+			b.Fatal(err)
+		}
+		r.Swap(table)
+		if got := len(r.Table().Policies()); got != 10_000 {
+			b.Fatalf("got %d policies", got)
+		}
+	}
+	reload(texts[1])
+	b.ReportAllocs()
+	for n := 0; b.Loop(); n++ {
+		reload(texts[n%2])
 	}
 }
