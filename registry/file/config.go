@@ -41,6 +41,7 @@ type Config struct {
 	VIPs         *VIPs         // nil means that no service has an address to itself
 	DNS          *DNS          // nil means that nothing is answered by DNS
 	Kubernetes   *Kubernetes   // nil means that there is none
+	Credentials  Credentials   // of files that the parts above name themselves
 	Identity     *Identity     // nil means no tokens of issuers, and no keys and trust by name
 
 	// GatewayTransport is how the gateways are asked that discovery has found; nil means
@@ -254,9 +255,9 @@ func reload(path string, data []byte, current *Config) (*Config, error) {
 	d.checkInsecure()
 	d.warnCertified()
 	if current == nil {
-		// A running gateway whose new certificate lacks a name keeps the one
-		// before, and takes up the rest.
 		d.checkNames()
+	} else { // a running gateway takes up the rest
+		d.keepCertificates(current)
 	}
 	if p := d.cfg.ServicePorts; p != nil && p.State != "" {
 		p.State = d.beside(p.State)

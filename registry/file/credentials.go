@@ -6,11 +6,104 @@ import (
 	"slices"
 	"strings"
 
+	"culvert.dev/tunnel"
 	"go.yaml.in/yaml/v3"
 )
 
 // This file has the keys and trust that listeners, hops and services name: those of
 // identity.keys and identity.trust, in place of files of their own.
+
+// Credentials are what the files contain that listeners, hops and services name themselves.
+// The table has names of them alone, which begin with "file:" as no name in identity does.
+type Credentials struct {
+	Keys  map[string]KeyPair
+	Trust map[string]CAs
+}
+
+// A CAs is what a file of CAs contains.
+type CAs struct {
+	TrustDomain string // that they speak for; "" for none
+	PEM         string
+}
+
+// ownKey reads a certificate and its key, and returns the name of the pair; "" where there
+// is none.
+func (d *decoder) ownKey(path, usedBy string, at mapping, all *[][]byte) (name string, pair KeyPair) {
+	pair, ok := d.pair(path, usedBy, at, all)
+	if !ok {
+		return "", pair
+	}
+	files := [2]string{at.word("certificateFile"), at.word("keyFile")}
+	name = "file:" + files[0]
+	if other, taken := d.keyNames[name]; taken && other != files {
+		name += "," + files[1]
+	}
+	if d.keyNames == nil {
+		d.keyNames, d.cfg.Credentials.Keys = map[string][2]string{}, map[string]KeyPair{}
+	}
+	d.keyNames[name], d.cfg.Credentials.Keys[name] = files, pair
+	return name, pair
+}
+
+// ownTrust reads a file of CAs, which speak for a trust domain or for none, and returns
+// their name; "" where there is none.
+func (d *decoder) ownTrust(path string, n *yaml.Node, key, domain string, all *[][]byte) (name, pem string) {
+	if pem = d.roots(path, n, key, all); pem == "" {
+		return "", ""
+	}
+	name = "file:" + n.Value
+	if domain != "" {
+		name += "#" + domain
+	}
+	if d.cfg.Credentials.Trust == nil {
+		d.cfg.Credentials.Trust = map[string]CAs{}
+	}
+	d.cfg.Credentials.Trust[name] = CAs{domain, pem}
+	return name, pem
+}
+
+// ownTrustByDomain reads the files of CAs of several trust domains.
+func (d *decoder) ownTrustByDomain(path string, n *yaml.Node, key string, all *[][]byte) (names []string, byDomain map[string]string) {
+	byDomain = make(map[string]string, len(n.Content)/2)
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		domain := n.Content[i].Value
+		name, pem := d.ownTrust(path, n.Content[i+1], key, domain, all)
+		names, byDomain[domain] = append(names, name), pem
+	}
+	return readable(names), byDomain
+}
+
+// keepCertificates has listeners whose certificates are to have names, and lack one now,
+// keep those of current.
+func (d *decoder) keepCertificates(current *Config) {
+	for i := range d.cfg.Listeners {
+		items := tlsItems(d.listener(i))
+		for j := range d.cfg.Listeners[i].TLS {
+			t := &d.cfg.Listeners[i].TLS[j]
+			if len(t.Certificates) == 0 || len(t.Certificates) != len(t.Keys) {
+				continue
+			}
+			for k, name := range t.Names {
+				if name == (tunnel.Pattern{}) || slices.ContainsFunc(t.Certificates, func(p KeyPair) bool { return p.covers(name) }) {
+					continue
+				}
+				d.warnf(items[j].item("names", k), "renew it for all names", "tls.names: no certificate covers %q; those from before stay in force", name)
+				for l, key := range t.Keys {
+					if before, ok := current.Credentials.Keys[key]; ok {
+						t.Certificates[l], d.cfg.Credentials.Keys[key] = before, before
+					}
+				}
+				break
+			}
+		}
+	}
+}
+
+// covers reports whether the certificate of p has a name.
+func (p KeyPair) covers(name tunnel.Pattern) bool {
+	c, err := p.X509()
+	return err == nil && c.Leaf != nil && covers(c.Leaf, name)
+}
 
 // checkCredentials finds names next to the files that they take the place of, and half a
 // certificate. caKey is the key that trust takes the place of.

@@ -24,6 +24,8 @@ type decoder struct {
 	root     mapping
 	services []mapping // the elements of services; empty for those that were read before
 	policies []mapping // the elements of policies
+
+	keyNames map[string][2]string // the files of cfg.Credentials.Keys
 }
 
 // full reports whether there are more mistakes than anybody reads.

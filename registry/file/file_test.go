@@ -143,7 +143,7 @@ func TestMesh(t *testing.T) {
 	if cfg.Mesh != (registry.Mesh{Zone: "mesh.example", Network: "east"}) {
 		t.Errorf("mesh %+v", cfg.Mesh)
 	}
-	if v := cfg.Networks[1].Via; len(v) != 1 || v[0].TokenFile == "" || v[0].Roots == "" || v[0].Proto != "connect-h2" {
+	if v := cfg.Networks[1].Via; len(v) != 1 || v[0].TokenFile == "" || len(v[0].TrustNames) != 1 || cfg.Credentials.Trust[v[0].TrustNames[0]].PEM == "" || v[0].Proto != "connect-h2" {
 		t.Errorf("via of a network: %+v", v)
 	}
 	cfg.Networks[1].Via = nil

@@ -65,10 +65,13 @@ func (l *Listener) forTable() *registry.Listener {
 func (t *TLS) forTable(l *Listener) registry.ListenerTLS {
 	out := registry.ListenerTLS{
 		Protocols: l.inside(t), Names: t.names(), Any: l.any(t), ALPN: t.ALPN,
-		TLSTermination: registry.TLSTermination{Keys: t.Keys, TrustNames: t.TrustNames, ClientCAs: t.ClientCA, ClientCertOptional: t.Optional, MinVersion: t.MinVersion, Trust: t.Trust},
+		TLSTermination: registry.TLSTermination{Keys: t.Keys, TrustNames: t.TrustNames, ClientCertOptional: t.Optional, MinVersion: t.MinVersion},
 	}
-	for _, p := range t.Certificates {
-		out.Certificates = append(out.Certificates, registry.KeyPair(p))
+	if len(t.Keys) == 0 { // it is of no file
+		out.ClientCAs, out.Trust = t.ClientCA, t.Trust
+		for _, p := range t.Certificates {
+			out.Certificates = append(out.Certificates, registry.KeyPair(p))
+		}
 	}
 	return out
 }

@@ -138,27 +138,29 @@ func (d *decoder) checkServiceTLS(s *registry.Service, at mapping) {
 // services, and returns what they contain. Many services may name the same file, which is
 // read once.
 func (d *decoder) readServiceTLSFiles(path string) (all [][]byte) {
-	roots, pairs := map[string]string{}, map[[2]string]KeyPair{}
+	trust, keys := map[string]string{}, map[[2]string]string{} // names in Credentials
 	for i, s := range d.cfg.Services {
 		at := d.services[i].object("tls")
 		if s.TLS == nil || at.node == nil {
 			continue
 		}
 		if name := at.word("caFile"); name != "" {
-			pem, known := roots[name]
+			own, known := trust[name]
 			if !known {
-				pem = d.roots(path, at.value("caFile"), "caFile", &all)
-				roots[name] = pem
+				own, _ = d.ownTrust(path, at.value("caFile"), "caFile", "", &all)
+				trust[name] = own
 			}
-			s.TLS.Roots = pem
+			if own != "" {
+				s.TLS.TrustNames = []string{own}
+			}
 		}
 		if names := [2]string{at.word("certificateFile"), at.word("keyFile")}; names[0] != "" && names[1] != "" {
-			pair, known := pairs[names]
+			own, known := keys[names]
 			if !known {
-				pair, _ = d.pair(path, "service", at, &all)
-				pairs[names] = pair
+				own, _ = d.ownKey(path, "service", at, &all)
+				keys[names] = own
 			}
-			s.TLS.Certificate, s.TLS.Key = pair.Certificate, pair.Key
+			s.TLS.KeyName = own
 		}
 	}
 	return all

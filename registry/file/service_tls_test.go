@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -20,17 +21,17 @@ func TestServiceTLS(t *testing.T) {
 		t.Fatal(err)
 	}
 	first := *cfg.Services[0].TLS
-	if !strings.HasPrefix(first.Roots, "-----BEGIN CERTIFICATE-----") || !strings.HasPrefix(first.Certificate, "-----BEGIN CERTIFICATE-----") || !strings.Contains(string(first.Key), "PRIVATE KEY") {
-		t.Errorf("got %+v, want roots, a certificate and a key", first)
+	key, cas := cfg.Credentials.Keys["file:gw.crt"], cfg.Credentials.Trust["file:hop-ca.pem"]
+	if !strings.HasPrefix(cas.PEM, "-----BEGIN CERTIFICATE-----") || cas.TrustDomain != "" || !strings.HasPrefix(key.Certificate, "-----BEGIN CERTIFICATE-----") || !strings.Contains(string(key.Key), "PRIVATE KEY") {
+		t.Errorf("got %+v and %+v, want CAs of no trust domain, a certificate and a key", cas, key)
 	}
-	if s := fmt.Sprintf("%v %+v %#v", first, first, first); strings.Contains(s, "PRIVATE KEY") {
-		t.Errorf("printed TLS shows its key: %s", s)
+	if s := fmt.Sprintf("%v %+v %#v", cfg.Credentials, cfg.Credentials, cfg.Credentials); strings.Contains(s, "PRIVATE KEY") {
+		t.Errorf("printed credentials show their key: %s", s)
 	}
-	roots := first.Roots
-	first.Roots, first.Certificate, first.Key = "", "", ""
 	want := registry.BackendTLS{
 		ServerName: "shop.internal", SANs: []string{"spiffe://corp.example/ns/shop/sa/web", "shop.internal", "*.internal", "2001:db8::1"},
 		MinVersion: tls.VersionTLS12, MaxVersion: tls.VersionTLS12, CipherSuites: []string{"TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256"},
+		KeyName: "file:gw.crt", TrustNames: []string{"file:hop-ca.pem"},
 	}
 	if !reflect.DeepEqual(first, want) {
 		t.Errorf("got %+v, want %+v", first, want)
@@ -38,7 +39,7 @@ func TestServiceTLS(t *testing.T) {
 	if got, want := *cfg.Services[1].TLS, (registry.BackendTLS{ServerName: "mail.example.com"}); !reflect.DeepEqual(got, want) {
 		t.Errorf("without keys: got %+v, want %+v", got, want)
 	}
-	if got := cfg.Services[2].TLS; got.ServerName != "10.0.1.9" || got.Roots != roots || got.MinVersion != tls.VersionTLS13 {
+	if got := cfg.Services[2].TLS; got.ServerName != "10.0.1.9" || !slices.Equal(got.TrustNames, first.TrustNames) || got.MinVersion != tls.VersionTLS13 {
 		t.Errorf("got %+v", got)
 	}
 	if n := len(cfg.files); n != 4 {
@@ -96,11 +97,15 @@ func TestServiceTLSIsReadAgain(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := next.Services[1].TLS; got.Certificate != string(second.CertPEM) || got.Roots == current.Services[1].TLS.Roots {
+	const key, cas = "file:gw.crt", "file:ca.pem"
+	if got := next.Credentials; got.Keys[key].Certificate != string(second.CertPEM) || got.Trust[cas] == current.Credentials.Trust[cas] {
 		t.Errorf("the new certificate and CAs were not taken up")
 	}
-	if got := current.Services[1].TLS; got.Certificate != string(first.CertPEM) {
+	if current.Credentials.Keys[key].Certificate != string(first.CertPEM) {
 		t.Errorf("the configuration before has changed")
+	}
+	if got := next.Services[1].TLS; got.KeyName != key || !reflect.DeepEqual(got, current.Services[1].TLS) {
+		t.Errorf("got %+v in the table, want the names of before: %+v", got, current.Services[1].TLS)
 	}
 	if next.Services[0] != current.Services[0] || next.Services[2] != current.Services[2] {
 		t.Errorf("services without files were parsed again")
@@ -146,7 +151,7 @@ func TestServiceTLSFilesAreReadOnce(t *testing.T) {
 		t.Errorf("%d files and %d certificates, want 4 and 1", len(cfg.files), len(cfg.Certificates))
 	}
 	for _, s := range cfg.Services {
-		if s.TLS.Roots == "" || s.TLS.Key == "" || s.TLS.ServerName != s.Name {
+		if !slices.Equal(s.TLS.TrustNames, []string{"file:gw.crt"}) || s.TLS.KeyName != "file:gw.crt" || s.TLS.ServerName != s.Name {
 			t.Fatalf("%s: got %+v", s.Name, s.TLS)
 		}
 	}

@@ -3,6 +3,8 @@ package file
 import (
 	"context"
 	"log/slog"
+	"reflect"
+	"slices"
 	"strings"
 	"sync"
 
@@ -66,6 +68,7 @@ func (s *Source) Run(ctx context.Context, updates chan<- registry.Update) error 
 	defer w.Close()
 
 	var current *Config
+	var sent registry.Snapshot
 	var lost error // the file can't be read, so that current may be old
 	// The file is followed before it is read, so that no later change is missed.
 	w.Follow(s.files(nil), false)
@@ -87,7 +90,8 @@ func (s *Source) Run(ctx context.Context, updates chan<- registry.Update) error 
 		}
 		if next != nil || err != nil || lost != nil {
 			if err == nil {
-				update.Snapshot = current.Snapshot() // which is what it was, where the file is back
+				sent = kept(sent, current.Snapshot()) // which is what it was, where the file is back
+				update.Snapshot = sent
 			}
 			select {
 			case updates <- update:
@@ -100,6 +104,29 @@ func (s *Source) Run(ctx context.Context, updates chan<- registry.Update) error 
 			return err
 		}
 	}
+}
+
+// kept returns next with the parts of before that are equal in their place, by which the
+// registry sees that they are the same: other credentials, say, make no new table.
+func kept(before, next registry.Snapshot) registry.Snapshot {
+	next.Services = keptSlice(before.Services, next.Services)
+	next.Networks = keptSlice(before.Networks, next.Networks)
+	next.Listeners = keptSlice(before.Listeners, next.Listeners)
+	next.Policies = keptSlice(before.Policies, next.Policies)
+	if reflect.DeepEqual(before.GatewayTransport, next.GatewayTransport) {
+		next.GatewayTransport = before.GatewayTransport
+	}
+	if reflect.DeepEqual(before.Mesh, next.Mesh) {
+		next.Mesh = before.Mesh
+	}
+	return next
+}
+
+func keptSlice[T any](before, next []T) []T {
+	if slices.EqualFunc(before, next, func(a, b T) bool { return reflect.DeepEqual(a, b) }) {
+		return before
+	}
+	return next
 }
 
 func joinKeys(list []Change) string {

@@ -24,7 +24,7 @@ type TLS struct {
 	// ended for.
 	Protocols []string
 
-	Keys         []string // of identity, by name, in place of Certificates
+	Keys         []string // of identity by name, or names of Certificates in Config.Credentials
 	Certificates []KeyPair
 	Names        []tunnel.Pattern // that end here; empty means the certificates', without wildcards
 	ALPN         []string         // that clients are offered with tcp; empty means that ALPN is not spoken
@@ -33,8 +33,9 @@ type TLS struct {
 	MinVersion   uint16           // 0 means TLS 1.3
 
 	// Trust has the PEM certificates to verify clients by, by the trust domain of
-	// the SPIFFE id that they must have. TrustNames name trust of identity, in place of
-	// Trust and ClientCA. With none of the three, no client is asked for a certificate.
+	// the SPIFFE id that they must have. TrustNames name trust of identity, or are names of
+	// Trust or ClientCA in Config.Credentials. With none of the three, no client is asked for
+	// a certificate.
 	Trust      map[string]string
 	TrustNames []string
 }
@@ -239,20 +240,29 @@ func (d *decoder) readTLSFiles(path string) (all [][]byte) {
 // readTLSItem reads the files of one tls.
 func (d *decoder) readTLSItem(path string, to *TLS, at mapping, all *[][]byte) {
 	for _, p := range keyFiles(at) {
-		pair, ok := d.pair(path, "listener", p, all)
-		if ok {
-			to.Certificates = append(to.Certificates, pair)
+		if name, pair := d.ownKey(path, "listener", p, all); name != "" {
+			to.Keys, to.Certificates = append(to.Keys, name), append(to.Certificates, pair)
 		}
 	}
 	cas := at.value("clientCAFile")
 	if cas != nil && cas.Kind == yaml.MappingNode {
-		to.Trust = d.rootsByDomain(path, cas, "clientCAFile", all)
+		to.TrustNames, to.Trust = d.ownTrustByDomain(path, cas, "clientCAFile", all)
 		return
 	}
-	to.ClientCA = d.roots(path, cas, "clientCAFile", all)
-	if domains := trustDomains(at); len(domains) > 0 && to.ClientCA != "" {
-		to.ClientCA, to.Trust = "", map[string]string{domains[0]: to.ClientCA}
+	domain := ""
+	if domains := trustDomains(at); len(domains) > 0 {
+		domain = domains[0]
 	}
+	name, pem := d.ownTrust(path, cas, "clientCAFile", domain, all)
+	switch {
+	case name == "":
+		return
+	case domain == "":
+		to.ClientCA = pem
+	default:
+		to.Trust = map[string]string{domain: pem}
+	}
+	to.TrustNames = []string{name}
 }
 
 // byDomain is the hint for a file of CAs that several trust domains have.
@@ -262,15 +272,6 @@ func byDomain(key string, domains []string) string {
 		b.WriteString(", " + domain + ": FILE")
 	}
 	return "give each its own: " + key + ": {" + b.String()[len(", "):] + "}"
-}
-
-// rootsByDomain reads the files of CAs of several trust domains.
-func (d *decoder) rootsByDomain(path string, n *yaml.Node, what string, all *[][]byte) map[string]string {
-	trust := make(map[string]string, len(n.Content)/2)
-	for i := 0; i+1 < len(n.Content); i += 2 {
-		trust[n.Content[i].Value] = d.roots(path, n.Content[i+1], what, all)
-	}
-	return trust
 }
 
 // A Certificate is one that the gateway shows.

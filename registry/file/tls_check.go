@@ -186,7 +186,7 @@ func (d *decoder) checkNames() {
 			}
 			d.checkNamesOf(t, items[j])
 			names := t.names()
-			if len(names) == 0 && !l.any(t) && len(t.Keys) == 0 { // else it was reported
+			if len(names) == 0 && !l.any(t) && items[j].value("key") == nil { // else it was reported
 				d.errorf(items[j].node, "list them: names: [...]", "tls ends for no name: it lists none, and its certificates have none but wildcards")
 			}
 			for _, name := range names {
@@ -231,7 +231,7 @@ func (d *decoder) checkNamesOf(l *TLS, at mapping) {
 // certificatesOf returns what a listener's TLS presents, and what each is called; none
 // where that is not known before the gateway runs.
 func (d *decoder) certificatesOf(t *TLS, at mapping) (all []KeyPair, called []string) {
-	if len(t.Keys) == 0 {
+	if at.value("key") == nil {
 		for _, f := range keyFiles(at) {
 			called = append(called, f.value("certificateFile").Value)
 		}

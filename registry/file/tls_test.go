@@ -139,8 +139,8 @@ func TestTLSByNames(t *testing.T) {
 	if got := cfg.Warnings.Error(); strings.Count(got, "must show a certificate") != 2 || !strings.Contains(got, want) || !strings.Contains(got, "udp://:443 leads") {
 		t.Errorf("the warnings are %s\nwant %s", got, want)
 	}
-	if got := cfg.Snapshot().Listeners[0].Settings.TLS[1].ClientCAs; got != string(ca) {
-		t.Errorf("the CAs of clients are %q", got)
+	if got := cfg.Snapshot().Listeners[0].Settings.TLS[1]; len(got.TrustNames) != 1 || cfg.Credentials.Trust[got.TrustNames[0]].PEM != string(ca) || got.ClientCAs != "" || len(got.Certificates) > 0 {
+		t.Errorf("tls in the table: got %+v, want names alone, and the CAs of clients by theirs", got)
 	}
 	if got := fmt.Sprint(cfg.Listeners[0].Inner()); got != "[connect connect-h2 tcp]" {
 		t.Errorf("inside TLS is spoken %s", got)
@@ -195,18 +195,18 @@ func TestViaHBONE(t *testing.T) {
 	}
 	via := cfg.Services[0].Via
 	for i := range via {
-		if !strings.HasPrefix(via[i].Certificate, "-----BEGIN CERT") || !strings.HasPrefix(string(via[i].Key), "-----BEGIN PRIVATE") {
+		pair := cfg.Credentials.Keys[via[i].KeyName]
+		if !strings.HasPrefix(pair.Certificate, "-----BEGIN CERT") || !strings.HasPrefix(string(pair.Key), "-----BEGIN PRIVATE") {
 			t.Errorf("hop %d has no certificate or no key", i)
 		}
-		if s := fmt.Sprintf("%v %+v %#v", via[i], via[i], via[i]); strings.Contains(s, "PRIVATE KEY") {
-			t.Errorf("a printed hop shows its key: %s", s)
-		}
-		via[i].Certificate, via[i].Key, via[i].Roots = "", "", ""
+	}
+	if got := cfg.Credentials.Trust["file:client-ca.pem#cluster.local"]; got.TrustDomain != "cluster.local" || !strings.HasPrefix(got.PEM, "-----BEGIN CERT") {
+		t.Errorf("the CAs of the second hop: got %+v, want those of its trust domain", got)
 	}
 	want := []registry.Hop{
-		{Proto: "connect-h2", Addresses: []string{"gw.example.com:443", "https://gw2.example.com:443"}},
+		{Proto: "connect-h2", Addresses: []string{"gw.example.com:443", "https://gw2.example.com:443"}, KeyName: "file:gw.crt"},
 		{
-			Proto: "hbone", Addresses: []string{"eastwest.example.com:15008"},
+			Proto: "hbone", Addresses: []string{"eastwest.example.com:15008"}, KeyName: "file:gw.crt", TrustNames: []string{"file:client-ca.pem#cluster.local"},
 			Peers: []string{"spiffe://cluster.local/ns/istio-system/sa/eastwest"}, InnerPeers: []string{"spiffe://cluster.local"},
 		},
 	}

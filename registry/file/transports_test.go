@@ -27,9 +27,13 @@ func TestTransportsOfGateways(t *testing.T) {
 		return string(b)
 	}
 	crt, key, ca := pem("gw.crt"), registry.Secret(pem("gw.key")), pem("hop-ca.pem")
+	north := []string{"file:hop-ca.pem#north.example"}
+	if got := cfg.Credentials; got.Keys["file:gw.crt"] != (KeyPair{crt, key}) || got.Trust[north[0]] != (CAs{"north.example", ca}) || got.Trust["file:hop-ca.pem"] != (CAs{"", ca}) {
+		t.Errorf("the credentials are %+v, want those of the files", got)
+	}
 	user, password, _ := strings.Cut(strings.TrimSpace(pem("hop-user.txt")), ":")
 	want := []registry.Hop{
-		{Proto: "connect-h3", Addresses: []string{"gw.north.example:443"}, Certificate: crt, Key: key, Roots: ca, Peers: []string{"spiffe://north.example/gw"}},
+		{Proto: "connect-h3", Addresses: []string{"gw.north.example:443"}, KeyName: "file:gw.crt", TrustNames: north, Peers: []string{"spiffe://north.example/gw"}},
 		{Proto: "connect-h2", Addresses: []string{"https://gw.north.example:443"}, TLS: true, ServerName: "gw.example.com", User: user, Password: registry.Secret(password)},
 		{Proto: "websocket", Addresses: []string{"wss://gw.north.example:443/tunnels/"}, TLS: true, Path: "/tunnels/", HTTP2: true, TokenFile: filepath.Join("testdata", "good", "hop-token.txt")},
 		{Proto: "connect", Addresses: []string{"gw.north.example:443"}, Insecure: true},
@@ -44,10 +48,10 @@ func TestTransportsOfGateways(t *testing.T) {
 	if got, want := gateways[1].Carriers(gateways[1].Address), []registry.Hop{{Proto: "connect", Addresses: []string{"gw2.north.example:443"}}, {Proto: "connect-h3", Addresses: []string{"gw2.north.example:443"}}}; !reflect.DeepEqual(got, want) {
 		t.Errorf("the carriers of the short form are %+v, want %+v", got, want)
 	}
-	if got := gateways[2].Carriers(gateways[2].Address); len(got) != 1 || got[0].Trust["north.example"] != ca || got[0].Security(got[0].Addresses[0]) != tunnel.Mutual {
+	if got := gateways[2].Carriers(gateways[2].Address); len(got) != 1 || !slices.Equal(got[0].TrustNames, north) || got[0].Security(got[0].Addresses[0]) != tunnel.Mutual {
 		t.Errorf("the carriers of hbone are %+v, want one with the roots of its trust domain", got)
 	}
-	if got, want := cfg.Snapshot().GatewayTransport, (&registry.Hop{Certificate: crt, Key: key, Roots: ca, ServerName: "gw.example.com", Path: "/tunnels/"}); !reflect.DeepEqual(got, want) {
+	if got, want := cfg.Snapshot().GatewayTransport, (&registry.Hop{KeyName: "file:gw.crt", TrustNames: []string{"file:hop-ca.pem"}, ServerName: "gw.example.com", Path: "/tunnels/"}); !reflect.DeepEqual(got, want) {
 		t.Errorf("gateways that are found are asked by %+v, want %+v", got, want)
 	}
 	if shown := fmt.Sprintf("%+v %#v", cfg.Networks, cfg.Networks); strings.Contains(shown, string(key)) || strings.Contains(shown, password) {

@@ -289,13 +289,18 @@ func (d *decoder) readFilesOfHops(path string, hops []registry.Hop, parent mappi
 
 func (d *decoder) readFilesOfHop(path string, hop *registry.Hop, at mapping, usedBy string, all *[][]byte) {
 	if cas := at.value("caFile"); cas != nil && cas.Kind == yaml.MappingNode {
-		hop.Trust = d.rootsByDomain(path, cas, "caFile", all)
-	} else {
-		hop.Roots = d.roots(path, cas, "caFile", all)
+		hop.TrustNames, _ = d.ownTrustByDomain(path, cas, "caFile", all)
+	} else if cas != nil {
+		domain := "" // one at most: see checkPeers
+		if domains := domainsOf(slices.Concat(hop.Peers, hop.InnerPeers)); len(domains) > 0 {
+			domain = domains[0]
+		}
+		if name, _ := d.ownTrust(path, cas, "caFile", domain, all); name != "" {
+			hop.TrustNames = []string{name}
+		}
 	}
 	if at.value("certificateFile") != nil && at.value("keyFile") != nil {
-		pair, _ := d.pair(path, usedBy, at, all)
-		hop.Certificate, hop.Key = pair.Certificate, pair.Key
+		hop.KeyName, _ = d.ownKey(path, usedBy, at, all)
 	}
 	if n := at.value("userFile"); n != nil {
 		d.warnReadable(path, n)

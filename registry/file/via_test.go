@@ -25,12 +25,12 @@ func TestVia(t *testing.T) {
 		t.Errorf("service %+v, want it behind one gateway", s)
 	}
 	via := cfg.Services[1].Via
-	if len(via) != 2 || !strings.HasPrefix(via[0].Roots, "-----BEGIN CERTIFICATE-----") || via[0].TokenFile != filepath.Join(dir, "hop-token.txt") {
+	if len(via) != 2 || !strings.HasPrefix(cfg.Credentials.Trust["file:hop-ca.pem"].PEM, "-----BEGIN CERTIFICATE-----") || via[0].TokenFile != filepath.Join(dir, "hop-token.txt") {
 		t.Fatalf("via %+v, want two hops, the first with the file of a token, and roots", via)
 	}
-	via[0].Roots, via[0].TokenFile = "", ""
+	via[0].TokenFile = ""
 	hops := []registry.Hop{
-		{Proto: "websocket", Addresses: []string{"wss://lb1.example.com/", "wss://lb2.example.com/edge/"}, HTTP2: true},
+		{Proto: "websocket", Addresses: []string{"wss://lb1.example.com/", "wss://lb2.example.com/edge/"}, HTTP2: true, TrustNames: []string{"file:hop-ca.pem"}},
 		{Proto: "connect", Addresses: []string{"10.0.0.1:3128", "https://gw.inner.example.com:443"}},
 	}
 	if !reflect.DeepEqual(via, hops) {

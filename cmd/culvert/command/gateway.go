@@ -129,6 +129,8 @@ func runGateway(ctx context.Context, now <-chan struct{}, stderr io.Writer, o *g
 	}
 	defer ids.close()
 	cfg.Identity, cfg.JWTSVID = ids.store, ids.jwtSVID
+	own := &credentials{store: ids.store, log: log}
+	own.use(c.Credentials)
 	cfg.IdentitySources = func() any {
 		if s := ids.status(); s != nil {
 			return s
@@ -149,7 +151,7 @@ func runGateway(ctx context.Context, now <-chan struct{}, stderr io.Writer, o *g
 		return stateError(listenError(dnsError(err)))
 	}
 	if followed != nil {
-		r := &reloader{o: o, log: log, output: output, kube: current, ids: ids}
+		r := &reloader{o: o, log: log, output: output, kube: current, ids: ids, own: own}
 		r.follow(ctx, g, followed, c, cfg)
 		defer onHangup(func() {
 			notify(notifyReloading)

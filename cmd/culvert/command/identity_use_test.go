@@ -77,16 +77,16 @@ func (m *rotatingMesh) pem() (text string) {
 	return text
 }
 
-// trustedBy reports whether r trusts the CAs of m and no others.
-func (m *rotatingMesh) trustedBy(r *running) bool {
-	b, err := r.ids.store.Trust(m.domain).Bundle()
+// trustedBy reports whether the trust with a name, of r, has the CAs of m and no others.
+func (m *rotatingMesh) trustedBy(r *running, name string) bool {
+	b, err := r.ids.store.Trust(name).Bundle()
 	return err == nil && slices.EqualFunc(b.Roots, m.trusted, func(c *x509.Certificate, ca *testca.CA) bool { return c.Equal(ca.Root()) })
 }
 
 // The recipe of the guide for listeners, next hops and services, beside a gateway of the
-// other mesh whose keys and CAs are files: while the CAs and the keys of both are replaced
-// twice under load, no connection fails, the tunnels from before stay, and the gateway with
-// the agent makes no table.
+// other mesh whose keys and CAs are files, by name and in place: while the CAs and the keys
+// of both are replaced twice under load, no connection fails, the tunnels from before stay,
+// and neither gateway makes a table.
 func TestNamedCredentialsRotate(t *testing.T) {
 	corp, partner := newRotatingMesh(t, "corp.example"), newRotatingMesh(t, "partner.example")
 
@@ -119,7 +119,7 @@ func TestNamedCredentialsRotate(t *testing.T) {
 	theirConfig := func(hop string) string {
 		return fmt.Sprintf(`cluster: partner
 listeners:
-  - {address: "127.0.0.1:1", tls: {key: gw, trust: [corp.example, partner.example], protocols: [hbone]}}
+  - {address: "127.0.0.1:1", tls: {certificateFile: gw.crt, keyFile: gw.key, clientCAFile: {corp.example: corp.pem, partner.example: partner.pem}, protocols: [hbone]}}
   - {address: "127.0.0.1:4", protocols: [connect]}
 identity:
   keys: {gw: {certificateFile: gw.crt, keyFile: gw.key}}
@@ -166,7 +166,7 @@ services:
 			return err == nil
 		}, "%s is reached", calls[i].name)
 	}
-	before := ours.Status().Generation
+	before := []uint64{ours.Status().Generation, theirs.Status().Generation}
 
 	stop := make(chan struct{})
 	var work sync.WaitGroup
@@ -202,18 +202,19 @@ services:
 	use := func() {
 		t.Helper()
 		generation := func(r *running, key string) uint64 { return r.ids.store.Key(key).Generation() }
-		our, their := generation(ours, "gateway"), generation(theirs, "gw")
+		our, their, theirOwn := generation(ours, "gateway"), generation(theirs, "gw"), generation(theirs, "file:gw.crt")
 		agent.Set(answer())
 		for name, content := range files() {
 			theirs.write(t, name, content)
 		}
 		testnet.Eventually(t, patience, func() bool {
-			for _, r := range []*running{ours, theirs} {
-				if !corp.trustedBy(r) || !partner.trustedBy(r) {
+			for _, m := range []*rotatingMesh{corp, partner} {
+				own := "file:" + strings.TrimSuffix(m.domain, ".example") + ".pem#" + m.domain
+				if !m.trustedBy(ours, m.domain) || !m.trustedBy(theirs, m.domain) || !m.trustedBy(theirs, own) {
 					return false
 				}
 			}
-			return generation(ours, "gateway") > our && generation(theirs, "gw") > their
+			return generation(ours, "gateway") > our && generation(theirs, "gw") > their && generation(theirs, "file:gw.crt") > theirOwn
 		}, "both gateways have what is new")
 		settle()
 	}
@@ -232,8 +233,8 @@ services:
 	}
 	close(stop)
 	work.Wait()
-	if after := ours.Status().Generation; after != before {
-		t.Errorf("the table is %d, want %d: rotation makes none", after, before)
+	if after := []uint64{ours.Status().Generation, theirs.Status().Generation}; !slices.Equal(after, before) {
+		t.Errorf("the tables are %d, want %d: rotation makes none", after, before)
 	}
 	for _, c := range kept {
 		testnet.Ping(t, c, "a tunnel from before")

@@ -17,9 +17,10 @@ import (
 type reloader struct {
 	o      *gatewayOptions
 	log    *slog.Logger
-	output *logOutput  // of log; nil where its level and format stay
-	ids    *identities // nil where they stay
-	asked  atomic.Bool // for a reload, by a signal
+	output *logOutput   // of log; nil where its level and format stay
+	ids    *identities  // nil where they stay
+	own    *credentials // nil where they stay
+	asked  atomic.Bool  // for a reload, by a signal
 
 	g       *gateway.Gateway
 	read    func(path string, current *file.Config) (*file.Config, error)
@@ -95,6 +96,9 @@ func (r *reloader) use(c *file.Config) (sources *registry.Group) {
 	if was, is := r.cfg.DNS, r.next.DNS; was != nil && is != nil && was.Server.Forward != nil && is.Server.Forward != nil &&
 		reflect.DeepEqual(forwarding(r.dns), forwarding(c.DNS)) {
 		is.Server.Forward = was.Server.Forward // with its cache
+	}
+	if r.own != nil { // before the table names them
+		r.own.use(c.Credentials)
 	}
 	if err := r.g.Reconfigure(r.next); err != nil { // settings has found it right
 		r.log.Error("cannot use the configuration", "err", err)

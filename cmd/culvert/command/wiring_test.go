@@ -115,12 +115,14 @@ func startFile(t *testing.T, files map[string]string) *running {
 	}
 	t.Cleanup(ids.close)
 	r.ids, cfg.Identity, cfg.JWTSVID = ids, ids.store, ids.jwtSVID
+	own := &credentials{store: ids.store, log: log}
+	own.use(c.Credentials)
 	g, err := gateway.New(t.Context(), cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
 	r.Gateway = g
-	(&reloader{o: o, log: log, output: output, kube: current, ids: ids}).follow(t.Context(), g, r.source, c, cfg)
+	(&reloader{o: o, log: log, output: output, kube: current, ids: ids, own: own}).follow(t.Context(), g, r.source, c, cfg)
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
 	ran := make(chan error, 1)
 	go func() { ran <- g.Run(ctx, nil) }()
