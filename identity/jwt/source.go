@@ -45,6 +45,7 @@ type source struct {
 	set     *keySet
 	fetched time.Time // when set came
 	began   time.Time // the last fetch
+	next    time.Time // when the next is due; zero before the first
 	running bool      // a fetch
 	err     error     // of the last fetch
 	waiting int
@@ -156,6 +157,7 @@ func (s *source) run(ctx context.Context, changed func(*source, error)) {
 		} else {
 			next = fetchAgain
 		}
+		s.next = time.Now().Add(next)
 		close(s.done)
 		s.done = make(chan struct{})
 		s.mu.Unlock()

@@ -154,7 +154,7 @@ func TestKeysAreFetched(t *testing.T) {
 			if err := ask(token(second, "2")); err != nil {
 				t.Errorf("after the key set %.40q: %v, want the last good keys", bad, err)
 			}
-			if st := tokens.Status()[0]; st.Error == "" || st.Keys != 2 || st.Fetched == nil {
+			if st := tokens.Status()[0]; st.Error == "" || st.Keys != 2 || st.Fetched == nil || st.Next == nil || !st.Next.After(time.Now()) || time.Until(*st.Next) > fetchAgain {
 				t.Errorf("after the key set %.40q: status %+v, want an error and 2 keys", bad, st)
 			}
 		}
@@ -166,7 +166,7 @@ func TestKeysAreFetched(t *testing.T) {
 		time.Sleep(fetchEvery)
 		synctest.Wait()
 		wantRefused(t, ask(one), "", UnknownKey, `no key "1"`)
-		if st := tokens.Status()[0]; st.Error != "" || st.Keys != 1 || time.Since(*st.Fetched) > fetchEvery {
+		if st := tokens.Status()[0]; st.Error != "" || st.Keys != 1 || time.Since(*st.Fetched) > fetchEvery || time.Until(*st.Next) > fetchEvery {
 			t.Errorf("status %+v, want one key and no error", st)
 		}
 		if !strings.Contains(log.String(), "fetched again") {

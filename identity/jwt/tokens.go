@@ -418,6 +418,7 @@ type Status struct {
 	From    string     `json:"from,omitempty"` // the URL
 	Keys    int        `json:"keys"`
 	Fetched *time.Time `json:"fetched,omitempty"` // nil for keys that are not fetched, or were not yet
+	Next    *time.Time `json:"next,omitempty"`    // when they are fetched next; nil for keys that are not
 	Error   string     `json:"error,omitempty"`   // of the last attempt
 }
 
@@ -433,6 +434,10 @@ func (t *Tokens) Status() []Status {
 			if !s.fetched.IsZero() {
 				at := s.fetched
 				one.Fetched = &at
+			}
+			if !s.next.IsZero() {
+				at := s.next
+				one.Next = &at
 			}
 			s.mu.Unlock()
 		}

@@ -169,6 +169,10 @@ func fields(o *tunnel.Outcome, w fieldWriter) {
 	}
 	text("peer", o.Peer.ID, maxField)            // the client's verified identity
 	text("peer_method", o.Peer.Method, maxField) // how the client was verified: basic, bearer, jwt, mtls or unix
+	if actor := actorOf(&o.Peer); actor != nil {
+		text("actor", actor.ID, maxField)            // identity of the client certificate beside a user or a token, or of the gateway that stated the peer
+		text("actor_method", actor.Method, maxField) // how the actor was verified
+	}
 	if p := o.Policy; p != nil {
 		text("policy", p.Policy, maxField)        // policy that permitted or denied the request
 		text("policy_origin", p.Origin, maxField) // file and line, or object, that has the policy
@@ -192,6 +196,14 @@ func fields(o *tunnel.Outcome, w fieldWriter) {
 	took("waited", o.Waited) // time from accept to the complete request
 	took("dialed", o.Dialed) // time from the complete request to the answer to the client
 	took("lasted", o.Lasted) // time from accept to the end
+}
+
+// actorOf returns the Actor of a peer; nil for nobody.
+func actorOf(p *tunnel.Peer) *tunnel.Peer {
+	if p.Auth == nil {
+		return nil
+	}
+	return p.Auth.Actor
 }
 
 // decided says what a policy has decided.

@@ -79,6 +79,9 @@ func TestAccessLogLines(t *testing.T) {
 	}{
 		{"tunnel", carried(),
 			`level=INFO msg=tunnel id=7 proto=connect listener=:443 source=198.51.100.4:5555 target=orders.example.com:443 service=orders endpoint="orders.internal (192.0.2.1:8443)" reason=done peer=alice peer_method=basic alpn=h2,http/1.1 bytes_in=10 bytes_out=20 waited=2ms dialed=3ms lasted=1m30s`},
+		{"tunnel of a token beside a certificate", with(func(o *tunnel.Outcome) {
+			*o = tunnel.Outcome{ID: 8, Proto: "connect", Endpoint: "192.0.2.1:1", Reason: tunnel.Done, Peer: tunnel.Peer{ID: "alice", Method: "jwt"}.WithActor(tunnel.Peer{ID: "spiffe://a.example/gw", Method: "mtls"})}
+		}), `level=INFO msg=tunnel id=8 proto=connect endpoint=192.0.2.1:1 reason=done peer=alice peer_method=jwt actor=spiffe://a.example/gw actor_method=mtls bytes_in=0 bytes_out=0`},
 		{"tunnel that was reset", with(func(o *tunnel.Outcome) {
 			*o = tunnel.Outcome{ID: 8, Proto: "sni", Endpoint: "192.0.2.1:1", Reason: tunnel.Reset, Err: errors.New("the service: connection reset by peer")}
 		}), `level=INFO msg=tunnel id=8 proto=sni endpoint=192.0.2.1:1 reason=reset err="the service: connection reset by peer" bytes_in=0 bytes_out=0`},

@@ -26,6 +26,7 @@ type Tunnel struct {
 	Source     string    `json:"source"`
 	Peer       string    `json:"peer,omitempty"`
 	PeerMethod string    `json:"peerMethod,omitempty"`
+	Actor      string    `json:"actor,omitempty"` // beside the peer, as in the access log
 	Target     string    `json:"target"`
 	Service    string    `json:"service"`
 	Pattern    string    `json:"pattern"`
@@ -50,6 +51,9 @@ func newTunnel(l *tunnel.Live) *Tunnel {
 		t.Source = l.Source.String()
 	} else if l.Process != nil {
 		t.Source = l.Process.String()
+	}
+	if actor := actorOf(&l.Peer); actor != nil {
+		t.Actor = actor.ID
 	}
 	return t
 }

@@ -308,6 +308,15 @@ func (g *Gateway) gauges(budget *tunnel.Budget) {
 			}
 		}
 	})
+	m.GaugeSet("culvert_issuer_problem", "1 where there are no keys of an issuer, or they could not be fetched the last time. The last ones are kept meanwhile.", []string{"issuer"}, func(yield func([]string, float64)) {
+		for _, s := range g.tokens.Status() {
+			v := 0.0
+			if s.Error != "" {
+				v = 1
+			}
+			yield([]string{s.Issuer}, v)
+		}
+	})
 	if g.cfg.Metrics != nil {
 		g.cfg.Metrics(m.GaugeSet)
 	}

@@ -37,6 +37,7 @@ type Query struct {
 	Proto    string      // a protocol's name, or "" for connect where there is a port, else sni
 	From     netip.Addr  // where from; may be invalid
 	As       string      // the principal, taken as verified; "" means a client without credentials
+	Actor    string      // of the principal: whom the client certificate beside a user or a token names; "" for nobody
 	Tokens   *jwt.Tokens // whose service accounts As may be; nil for none. It is no part of a URL
 }
 
@@ -52,12 +53,15 @@ func (q Query) Values() url.Values {
 	if q.As != "" {
 		v.Set("as", q.As)
 	}
+	if q.Actor != "" {
+		v.Set("actor", q.Actor)
+	}
 	return v
 }
 
 // queryOf is the Query of v.
 func queryOf(v url.Values) (Query, error) {
-	q := Query{Host: v.Get("name"), Listener: v.Get("listener"), Proto: v.Get("proto"), As: v.Get("as")}
+	q := Query{Host: v.Get("name"), Listener: v.Get("listener"), Proto: v.Get("proto"), As: v.Get("as"), Actor: v.Get("actor")}
 	if p := v.Get("port"); p != "" {
 		n, err := strconv.ParseUint(p, 10, 16)
 		if err != nil {
@@ -231,7 +235,9 @@ func (q *Query) request(listeners []Listener, x *Explanation) (*tunnel.Request, 
 		}
 	}
 	if q.As != "" {
-		req.Peer = Stated(q.As, q.Tokens)
+		if req.Peer = Stated(q.As, q.Tokens); q.Actor != "" {
+			req.Peer = WithStatedActor(req.Peer, Stated(q.Actor, q.Tokens))
+		}
 	}
 	spoken := false
 	for _, l := range listeners {

@@ -3,6 +3,7 @@ package gateway
 import (
 	"strings"
 
+	"culvert.dev/identity"
 	"culvert.dev/identity/jwt"
 	"culvert.dev/internal/names"
 	"culvert.dev/policy"
@@ -54,6 +55,16 @@ func Stated(id string, tokens *jwt.Tokens) tunnel.Peer {
 		return tunnel.Peer{ID: id, Method: "unix"}
 	}
 	return tunnel.Peer{ID: id, Method: "basic"}
+}
+
+// WithStatedActor returns p, which was stated or logged, with actor beside it.
+func WithStatedActor(p, actor tunnel.Peer) tunnel.Peer {
+	if p.Auth == nil && (p.Method == "mtls" || p.Method == "jwt") {
+		if a, err := identity.Principal(p.ID); err == nil { // else it is no SPIFFE id
+			p.Auth = a
+		}
+	}
+	return p.WithActor(actor)
 }
 
 // explainPolicy returns what policies decide about req, and nil where none is about it.

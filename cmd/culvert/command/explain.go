@@ -28,6 +28,7 @@ type explainOptions struct {
 	proto    string
 	from     string
 	as       string
+	actor    string
 	output   string
 }
 
@@ -67,6 +68,7 @@ The exit code is 0 for a route and 1 for a refusal.`,
 	f.StringVar(&o.proto, "proto", "", oneOf(explainProtocols)+" (default: connect with a port, sni without)")
 	f.StringVar(&o.from, "from", "", "the client's address")
 	f.StringVar(&o.as, "as", "", "the verified identity of the client: a user, or a SPIFFE id")
+	f.StringVar(&o.actor, "actor", "", "with --as: the identity of the client certificate beside a user or a token")
 	_ = cmd.RegisterFlagCompletionFunc("proto", cobra.FixedCompletions(explainProtocols, cobra.ShellCompDirectiveNoFileComp))
 	_ = cmd.RegisterFlagCompletionFunc("listener", func(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
 		return completeListeners(cmd.Context(), o.admin, o.config)
@@ -109,7 +111,10 @@ func runExplain(ctx context.Context, w io.Writer, o *explainOptions) error {
 
 // query makes the question.
 func (o *explainOptions) query() (gateway.Query, error) {
-	q := gateway.Query{Host: o.target, Listener: o.listener, Proto: o.proto, As: o.as}
+	q := gateway.Query{Host: o.target, Listener: o.listener, Proto: o.proto, As: o.as, Actor: o.actor}
+	if o.actor != "" && o.as == "" {
+		return q, usageError("add --as ID, or write --as in place of --actor", "--actor is the identity beside another one, which --as names")
+	}
 	if host, port, err := net.SplitHostPort(o.target); err == nil {
 		n, err := strconv.ParseUint(port, 10, 16)
 		if err != nil || n == 0 {

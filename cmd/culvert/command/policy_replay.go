@@ -17,6 +17,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"culvert.dev/internal/gateway"
 	"culvert.dev/tunnel"
 )
 
@@ -157,6 +158,7 @@ func (r *rehearsal) replay(ctx context.Context, fields map[string]string) (g rep
 	if p, ok := r.tokens.Account(req.Peer.ID); ok && req.Peer.Method == p.Method {
 		req.Peer = p
 	}
+	req.Peer = gateway.WithStatedActor(req.Peer, tunnel.Peer{ID: fields["actor"], Method: fields["actor_method"]})
 	req.Source, _ = netip.ParseAddrPort(fields["source"])
 	if _, port, err := net.SplitHostPort(req.Listener); err == nil {
 		n, _ := strconv.ParseUint(port, 10, 16)

@@ -14,6 +14,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"culvert.dev/identity/jwt"
 	"culvert.dev/internal/gateway"
 	"culvert.dev/internal/kube"
 	"culvert.dev/registry"
@@ -205,6 +206,9 @@ func printStatus(w io.Writer, s *runningStatus, all []gateway.StatusHealth) erro
 		}
 	}
 	printIdentity(line, s.Identity)
+	for i := range s.Issuers {
+		line("issuer", "%s", describeIssuer(&s.Issuers[i], time.Now()))
+	}
 	for _, c := range s.Certificates {
 		left := time.Until(c.NotAfter)
 		when := "expires in " + humanSeconds(left.Seconds())
@@ -245,6 +249,21 @@ func printStatus(w io.Writer, s *runningStatus, all []gateway.StatusHealth) erro
 		return err
 	}
 	return writeTable(w, rows, 0)
+}
+
+// describeIssuer says how the keys of an issuer of tokens are.
+func describeIssuer(i *jwt.Status, now time.Time) string {
+	text := fmt.Sprintf("%s: %s", i.Issuer, plural(i.Keys, "key"))
+	if i.Fetched != nil {
+		text += ", fetched " + humanSeconds(now.Sub(*i.Fetched).Seconds()) + " ago"
+	}
+	if i.Next != nil {
+		text += ", next in " + humanSeconds(max(i.Next.Sub(now), 0).Seconds())
+	}
+	if i.Error != "" {
+		text += ": " + i.Error
+	}
+	return text
 }
 
 // printDNSStatus prints where DNS is answered, and whether those answer who are

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"culvert.dev/identity/jwt"
 	"culvert.dev/internal/gateway"
 )
 
@@ -40,6 +41,28 @@ func TestStatusOfCertificates(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, want := range []string{"expiry:    old.crt of listener expired 3h00m ago, at 2", "expiry:    new\uFFFD.crt of via expires in 5h0", "Z\n"} {
+		if !strings.Contains(b.String(), want) {
+			t.Errorf("not there: %q\n%s", want, b.String())
+		}
+	}
+}
+
+// Issuers of tokens say how their keys are.
+func TestStatusOfIssuers(t *testing.T) {
+	var b strings.Builder
+	at := func(d time.Duration) *time.Time { when := time.Now().Add(d); return &when }
+	s := &gateway.Status{Ready: true, Started: time.Now(), Issuers: []jwt.Status{
+		{Issuer: "https://login.example/", Keys: 2, Fetched: at(-3*time.Hour - time.Second), Next: at(5*time.Hour + time.Minute)},
+		{Issuer: "https://away.example/", Keys: 1, Fetched: at(-3*time.Hour - time.Second), Next: at(-time.Second), Error: "no\nanswer"},
+		{Issuer: "corp.example"},
+	}}
+	if err := printStatus(&b, &runningStatus{Status: *s}, nil); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{
+		"issuer:    https://login.example/: 2 keys, fetched 3h00m ago, next in 5h0", "issuer:    https://away.example/: 1 key, fetched 3h00m ago, next in 0s: no\uFFFDanswer\n",
+		"issuer:    corp.example: 0 keys\n",
+	} {
 		if !strings.Contains(b.String(), want) {
 			t.Errorf("not there: %q\n%s", want, b.String())
 		}
