@@ -121,28 +121,3 @@ func (p *prepared) check(chain []*x509.Certificate, now time.Time) error {
 	}
 	return nil
 }
-
-// Expires returns when the first part of the bundle ends by which certificates are
-// verified: a root, or the newest revocation list of an issuer. It is zero where nothing
-// does.
-func (b *Bundle) Expires() (first time.Time) {
-	earlier := func(t time.Time) {
-		if !t.IsZero() && (first.IsZero() || t.Before(first)) {
-			first = t
-		}
-	}
-	for _, c := range b.Roots {
-		earlier(c.NotAfter)
-	}
-	newest := make(map[string]*x509.RevocationList)
-	for _, list := range b.Revoked {
-		issuer := string(list.RawIssuer) + string(list.AuthorityKeyId)
-		if newest[issuer] == nil || list.ThisUpdate.After(newest[issuer].ThisUpdate) {
-			newest[issuer] = list
-		}
-	}
-	for _, list := range newest {
-		earlier(list.NextUpdate)
-	}
-	return first
-}

@@ -81,6 +81,7 @@ func NewTrust(domain string, roots ...*x509.Certificate) *Trust {
 // A version is what was set last: a value, or the error that says why there is none.
 type version[T any] struct {
 	value      *T
+	ends       []End
 	err        error
 	generation uint64
 }
@@ -107,11 +108,11 @@ func (k *Key) Generation() uint64 { return generation(&k.now) }
 
 // Set replaces the certificate, which belongs to the Key from then on and has its Leaf.
 // Handshakes that have begun keep the one they have.
-func (k *Key) Set(c *tls.Certificate) { set(&k.now, c, nil) }
+func (k *Key) Set(c *tls.Certificate) { set(&k.now, c, endsOfKey(c), nil) }
 
 // Remove takes the certificate away; err says why there is none. Handshakes that need
 // it fail from then on.
-func (k *Key) Remove(err error) { set(&k.now, nil, err) }
+func (k *Key) Remove(err error) { set(&k.now, nil, nil, err) }
 
 // A Bundle is what the certificates and tokens of one trust domain are verified by.
 // It is not changed once it is set.
@@ -150,11 +151,11 @@ func (t *Trust) Generation() uint64 { return generation(&t.now) }
 // Set replaces the bundle, which belongs to the Trust from then on.
 func (t *Trust) Set(b *Bundle) {
 	b.prepare() // and not at the first handshake
-	set(&t.now, b, nil)
+	set(&t.now, b, endsOfBundle(b), nil)
 }
 
 // Remove takes the bundle away; err says why. Nobody is trusted by it from then on.
-func (t *Trust) Remove(err error) { set(&t.now, nil, err) }
+func (t *Trust) Remove(err error) { set(&t.now, nil, nil, err) }
 
 func generation[T any](p *atomic.Pointer[version[T]]) uint64 {
 	if v := p.Load(); v != nil {
@@ -163,10 +164,10 @@ func generation[T any](p *atomic.Pointer[version[T]]) uint64 {
 	return 0
 }
 
-func set[T any](p *atomic.Pointer[version[T]], value *T, err error) {
+func set[T any](p *atomic.Pointer[version[T]], value *T, ends []End, err error) {
 	for {
 		old := p.Load()
-		next := &version[T]{value: value, err: err, generation: 1}
+		next := &version[T]{value: value, ends: ends, err: err, generation: 1}
 		if old != nil {
 			next.generation = old.generation + 1
 		}

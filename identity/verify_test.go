@@ -456,23 +456,6 @@ func TestVerifierClient(t *testing.T) {
 	}
 }
 
-// The first end of a bundle is that of a root, or of the newest list of an issuer.
-func TestBundleExpires(t *testing.T) {
-	a := newSigner(t, "a", nil)
-	for _, tt := range []struct {
-		b    *Bundle
-		want time.Time
-	}{
-		{&Bundle{}, time.Time{}},
-		{&Bundle{Roots: []*x509.Certificate{a.cert}}, noon.Add(24 * time.Hour)},
-		{&Bundle{Roots: []*x509.Certificate{a.cert}, Revoked: []*x509.RevocationList{a.revoke(noon.Add(-2*time.Hour), noon.Add(-time.Hour)), a.revoke(noon.Add(-time.Hour), noon.Add(time.Hour))}}, noon.Add(time.Hour)},
-	} {
-		if got := tt.b.Expires(); !got.Equal(tt.want) {
-			t.Errorf("got %v, want %v", got, tt.want)
-		}
-	}
-}
-
 func BenchmarkVerify(b *testing.B) {
 	root := newSigner(b, "root", nil)
 	between := newSigner(b, "intermediate", root)

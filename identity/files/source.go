@@ -82,12 +82,6 @@ type Source struct {
 	bad     int // entries with a problem
 }
 
-// The kinds of entries of a Store.
-const (
-	KeyKind   = "key"
-	TrustKind = "trust"
-)
-
 // An entryName is the name of an entry of the Store.
 type entryName struct{ kind, name string }
 
@@ -106,11 +100,11 @@ type entry struct {
 
 // A Status says how the files of a key or of trust are.
 type Status struct {
-	Kind    string    `json:"kind"` // KeyKind or TrustKind
-	Name    string    `json:"name"` // in the Store
-	Files   []string  `json:"files"`
-	Updated time.Time `json:"updated,omitzero"`  // when what they contain was taken up last
-	Problem string    `json:"problem,omitempty"` // why what they contain now is not used
+	Kind    string // identity.KindKey or identity.KindTrust
+	Name    string // in the Store
+	Files   []string
+	Updated time.Time // when what they contain was taken up last; zero for never
+	Problem string    // why what they contain now is not used; "" if it is
 }
 
 func (e *entry) files() []string {
@@ -141,10 +135,10 @@ func (s *Source) Configure(c Config) {
 		fresh = append(fresh, e)
 	}
 	for name, pair := range c.Keys {
-		add(&entry{entryName: entryName{KeyKind, name}, pair: pair})
+		add(&entry{entryName: entryName{identity.KindKey, name}, pair: pair})
 	}
 	for name, cas := range c.Trust {
-		add(&entry{entryName: entryName{TrustKind, name}, cas: cas})
+		add(&entry{entryName: entryName{identity.KindTrust, name}, cas: cas})
 	}
 	byFile := make(map[string][]*entry, 2*len(next))
 	for _, e := range next {
@@ -300,7 +294,7 @@ func (s *Source) readOne(e *entry) (err error) {
 	if err != nil || sum == e.sum {
 		return err
 	}
-	if e.kind == KeyKind {
+	if e.kind == identity.KindKey {
 		var pair *tls.Certificate
 		if pair, err = identity.ParsePair(contents[0], contents[1]); err == nil {
 			s.Store.Key(e.name).Set(pair)
@@ -323,7 +317,7 @@ func (s *Source) readOne(e *entry) (err error) {
 
 // remove says in the Store why there is nothing.
 func (e *entry) remove(store *identity.Store, err error) {
-	if e.kind == KeyKind {
+	if e.kind == identity.KindKey {
 		store.Key(e.name).Remove(err)
 	} else {
 		store.Trust(e.name).Remove(err)
@@ -334,7 +328,7 @@ func (e *entry) remove(store *identity.Store, err error) {
 // is used for.
 func (e *entry) contents() (contents [2][]byte, sum [sha256.Size]byte, err error) {
 	names := [2]string{e.pair.CertificateFile, e.pair.KeyFile}
-	if e.kind == TrustKind {
+	if e.kind == identity.KindTrust {
 		names = [2]string{e.cas.CAFile, e.cas.CRLFile}
 	}
 	h := sha256.New()

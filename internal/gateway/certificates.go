@@ -7,44 +7,94 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"culvert.dev/identity"
 )
 
 // A Certificate is one that the gateway shows: to its clients, or to another
-// gateway on the way to a service.
+// gateway on the way to a service. It is also what expires of a key or of trust that has a
+// name.
 type Certificate struct {
-	UsedBy   string    `json:"usedBy"` // "listener", "dns", "via", "service" or "gateway-api"
-	File     string    `json:"file"`   // as the configuration names it; of gateway-api "Secret NAMESPACE/NAME"
-	NotAfter time.Time `json:"notAfter"`
+	// UsedBy is "listener", "dns", "via", "service" or "gateway-api"; of the Store, "key",
+	// "trust" or "revocation-list".
+	UsedBy string `json:"usedBy"`
+
+	// File is as the configuration names it; of gateway-api it is "Secret NAMESPACE/NAME",
+	// and of the Store the name of the key or trust.
+	File string `json:"file"`
+
+	NotAfter  time.Time `json:"notAfter"`
+	NotBefore time.Time `json:"notBefore,omitzero"` // zero if that is not known
 }
 
 const (
-	expiresSoon = 7 * 24 * time.Hour // before the end, from when the log says so
-	expirySaid  = 24 * time.Hour     // between two log lines about a certificate
-	expiryLook  = time.Hour          // between two looks at the clock, which may be set
+	expiresSoon  = 7 * 24 * time.Hour // before the end, from when the log says so every day
+	expirySaid   = 24 * time.Hour     // between two log lines about a certificate then
+	expiryLook   = time.Hour          // between two looks at the clock, which may be set
+	storeLook    = time.Minute        // likewise, where keys may be replaced at any time
+	assumedLife  = 10 * expiresSoon   // of a certificate of which it is not known
+	shortestHalf = 7 * 24 * time.Hour // of the life of a certificate whose half is told of
 )
 
-// expiryWatch says that certificates will expire, and that they have. Time here is
-// the wall clock's, as certificates have it.
+// expiryWatch says that certificates will expire, and that they have: each when a half, a
+// quarter and a tenth of its life is left, and then every day. A certificate that is
+// replaced in time, as that of a Workload API, is said nothing of. Time here is the wall
+// clock's, as certificates have it.
 type expiryWatch struct {
 	log     *slog.Logger
-	changed chan struct{} // has room for one
+	store   *identity.Store // nil if there is none
+	changed chan struct{}   // has room for one
 
 	mu      sync.Mutex // guards what follows
 	files   []Certificate
 	secrets []Certificate
-	soon    map[string]time.Duration     // before their ends, of those of Secrets
-	list    []Certificate                // of both
-	said    map[Certificate]expirySaying // for those of list
+	list    []Certificate             // of both
+	said    map[expiring]expirySaying // for those that are there
+}
+
+// An expiring is a certificate, or one of several of the same name.
+type expiring struct {
+	Certificate
+	of string // the SPIFFE ID, name, subject or issuer, where that is known
 }
 
 // An expirySaying is what the log was last told of a certificate.
 type expirySaying struct {
-	expired bool
-	at      time.Time
+	stage expiryStage
+	at    time.Time
 }
 
-func newExpiryWatch(log *slog.Logger) *expiryWatch {
-	return &expiryWatch{log: log, changed: make(chan struct{}, 1)}
+// An expiryStage is how much of a certificate's life is left.
+type expiryStage int
+
+const (
+	young expiryStage = iota
+	half
+	quarter
+	tenth
+	expired
+)
+
+// stageOf returns the stage of c, and how long that lasts.
+func stageOf(c *Certificate, now time.Time) (expiryStage, time.Duration) {
+	left, life := c.NotAfter.Sub(now), assumedLife
+	if !c.NotBefore.IsZero() && c.NotAfter.After(c.NotBefore) {
+		life = c.NotAfter.Sub(c.NotBefore)
+	}
+	ends := [...]time.Duration{young: life / 2, half: life / 4, quarter: life / 10, tenth: -1}
+	if life < shortestHalf {
+		ends[young] = life / 4
+	}
+	for stage, end := range ends {
+		if left > end {
+			return expiryStage(stage), left - max(end, 0)
+		}
+	}
+	return expired, expirySaid
+}
+
+func newExpiryWatch(log *slog.Logger, store *identity.Store) *expiryWatch {
+	return &expiryWatch{log: log, store: store, changed: make(chan struct{}, 1)}
 }
 
 // UseCertificates replaces what the gateway knows of the certificates that it
@@ -56,17 +106,14 @@ func (g *Gateway) UseCertificates(list []Certificate) { g.expiry.use(list) }
 // when, each is valid, by "NAMESPACE/NAME".
 func (g *Gateway) UseSecrets(all map[string][2]time.Time) { g.expiry.useSecrets(all) }
 
-// useSecrets replaces those of Secrets. One that is valid for some days only is said to
-// expire soon when a fifth of that is left.
+// useSecrets replaces those of Secrets.
 func (w *expiryWatch) useSecrets(all map[string][2]time.Time) {
-	list, soon := make([]Certificate, 0, len(all)), make(map[string]time.Duration, len(all))
+	list := make([]Certificate, 0, len(all))
 	for name, valid := range all {
-		file := "Secret " + name
-		list = append(list, Certificate{UsedBy: ofGatewayAPI, File: file, NotAfter: valid[1]})
-		soon[file] = min(expiresSoon, valid[1].Sub(valid[0])/5)
+		list = append(list, Certificate{UsedBy: ofGatewayAPI, File: "Secret " + name, NotBefore: valid[0], NotAfter: valid[1]})
 	}
 	w.mu.Lock()
-	w.secrets, w.soon = list, soon
+	w.secrets = list
 	w.mu.Unlock()
 	w.join()
 }
@@ -97,13 +144,6 @@ func (w *expiryWatch) join() {
 		return again
 	})
 	w.list = list
-	said := make(map[Certificate]expirySaying, len(list))
-	for _, c := range list {
-		if s, ok := w.said[c]; ok {
-			said[c] = s
-		}
-	}
-	w.said = said
 	w.mu.Unlock()
 	select {
 	case w.changed <- struct{}{}:
@@ -133,41 +173,86 @@ func (w *expiryWatch) run(ctx context.Context) error {
 	}
 }
 
+// all returns what expires, of the list and of the Store.
+func (w *expiryWatch) all() []expiring {
+	list := w.certificates()
+	all := make([]expiring, len(list))
+	for i, c := range list {
+		all[i].Certificate = c
+	}
+	if w.store == nil {
+		return all
+	}
+	for _, e := range w.store.Entries() {
+		for _, end := range e.Ends {
+			all = append(all, expiring{Certificate{UsedBy: end.Kind, File: e.Name, NotBefore: end.NotBefore, NotAfter: end.NotAfter}, end.Of})
+		}
+	}
+	return all
+}
+
 // look tells the log what is due now, and returns the time until the next look.
 func (w *expiryWatch) look(now time.Time) time.Duration {
+	all := w.all()
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	next := expiryLook
-	for _, c := range w.list {
-		left := c.NotAfter.Sub(now)
-		expired := left < 0
-		if !expired {
-			next = min(next, left+time.Millisecond) // a certificate is valid at NotAfter
-		}
-		soon := expiresSoon
-		if c.UsedBy == ofGatewayAPI {
-			soon = w.soon[c.File]
-		}
-		if left > soon {
-			continue
-		}
-		if s, ok := w.said[c]; ok && s.expired == expired && now.Sub(s.at) < expirySaid {
-			continue
-		}
-		w.said[c] = expirySaying{expired, now}
-		log, text := w.log.Warn, "a certificate expires soon"
-		if expired {
-			log, text = w.log.Error, "a certificate has expired"
-		}
-		log(text, "file", c.File, "used_by", c.UsedBy,
-			"not_after", c.NotAfter.UTC().Format(time.RFC3339), "left", max(left, 0).Round(time.Minute))
+	if w.store != nil {
+		next = storeLook
 	}
+	said := make(map[expiring]expirySaying)
+	for _, c := range all {
+		stage, lasts := stageOf(&c.Certificate, now)
+		next = min(next, lasts+time.Millisecond) // a certificate is valid at NotAfter
+		if stage == young {
+			continue
+		}
+		left := c.NotAfter.Sub(now)
+		daily := stage == expired || stage == tenth && left <= expiresSoon
+		if s := w.said[c]; s.stage == stage && !(daily && now.Sub(s.at) >= expirySaid) {
+			said[c] = s
+			continue
+		}
+		said[c] = expirySaying{stage, now}
+		w.say(&c, stage, left)
+	}
+	w.said = said
 	return next
 }
 
-// gauges are what the metrics read at each scrape.
+// say tells the log of a certificate.
+func (w *expiryWatch) say(c *expiring, stage expiryStage, left time.Duration) {
+	log, text := w.log.Warn, "a certificate expires soon"
+	list := c.UsedBy == identity.KindList
+	switch {
+	case stage == expired && list:
+		log, text = w.log.Error, "a revocation list is out of date: certificates of its CA are refused"
+	case stage == expired:
+		log, text = w.log.Error, "a certificate has expired"
+	case stage == half && list:
+		log, text = w.log.Info, "a revocation list is in the second half of its life"
+	case stage == half:
+		log, text = w.log.Info, "a certificate is in the second half of its life"
+	case list:
+		text = "a revocation list is soon out of date"
+	}
+	attrs := []any{"file", c.File, "used_by", c.UsedBy}
+	if c.of != "" {
+		attrs = append(attrs, "of", c.of)
+	}
+	log(text, append(attrs, "not_after", c.NotAfter.UTC().Format(time.RFC3339), "left", max(left, 0).Round(time.Minute))...)
+}
+
+// gauges are what the metrics read at each scrape: of those of one name, what ends first.
 func (w *expiryWatch) gauges(yield func(labels []string, v float64)) {
-	for _, c := range w.certificates() {
-		yield([]string{c.UsedBy, c.File}, float64(c.NotAfter.Unix()))
+	first := make(map[[2]string]time.Time)
+	for _, c := range w.all() {
+		key := [2]string{c.UsedBy, c.File}
+		if t, ok := first[key]; !ok || c.NotAfter.Before(t) {
+			first[key] = c.NotAfter
+		}
+	}
+	for key, t := range first {
+		yield(key[:], float64(t.Unix()))
 	}
 }

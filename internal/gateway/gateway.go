@@ -111,7 +111,7 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 	if len(cfg.Listeners) == 0 && cfg.ServicePorts == nil && cfg.DNS == nil && len(cfg.SourceListeners) == 0 && !cfg.SourcesListen {
 		return nil, errors.New("gateway: no listener")
 	}
-	g.expiry = newExpiryWatch(g.log)
+	g.expiry = newExpiryWatch(g.log, cfg.Identity)
 	g.currentLimits.Store(&cfg.Limits)
 	g.settings.Store(&cfg)
 	guard, budget := &tunnel.Guard{}, descriptors()

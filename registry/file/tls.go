@@ -276,9 +276,10 @@ func byDomain(key string, domains []string) string {
 
 // A Certificate is one that the gateway shows.
 type Certificate struct {
-	UsedBy   string // "listener", "dns", "via" or "service"
-	File     string // as the configuration names it
-	NotAfter time.Time
+	UsedBy    string // "listener", "dns", "via" or "service"
+	File      string // as the configuration names it
+	NotAfter  time.Time
+	NotBefore time.Time
 }
 
 // pair reads a certificate and its key.
@@ -291,7 +292,7 @@ func (d *decoder) pair(path, usedBy string, at mapping, all *[][]byte) (pair Key
 	}
 	x, err := pair.X509()
 	if err == nil && x.Leaf != nil {
-		d.cfg.Certificates = append(d.cfg.Certificates, Certificate{usedBy, at.value("certificateFile").Value, x.Leaf.NotAfter})
+		d.cfg.Certificates = append(d.cfg.Certificates, Certificate{usedBy, at.value("certificateFile").Value, x.Leaf.NotAfter, x.Leaf.NotBefore})
 	}
 	if err != nil { // which quotes nothing of either file
 		d.errorf(at.value("certificateFile"), "write PEM: the certificate and what it was signed by, and in keyFile its key", "certificate and key: %v", strings.TrimPrefix(err.Error(), "tls: "))

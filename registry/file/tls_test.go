@@ -363,6 +363,12 @@ services:
 	}
 	check := func(cfg *Config, want ...Certificate) {
 		t.Helper()
+		for i, c := range cfg.Certificates {
+			if life := c.NotAfter.Sub(c.NotBefore); life <= 0 || life > 1000*time.Hour {
+				t.Errorf("%v is valid for %v", c, life)
+			}
+			cfg.Certificates[i].NotBefore = time.Time{}
+		}
 		for _, c := range want {
 			if !slices.Contains(cfg.Certificates, c) {
 				t.Errorf("there is no %v among %v", c, cfg.Certificates)
@@ -372,10 +378,10 @@ services:
 			t.Errorf("%d certificates, want %d", len(cfg.Certificates), len(want))
 		}
 	}
-	check(cfg, Certificate{"listener", "one.crt", one}, Certificate{"listener", "two.crt", two}, Certificate{"dns", "three.crt", three}, Certificate{"via", "four.crt", four})
+	check(cfg, Certificate{UsedBy: "listener", File: "one.crt", NotAfter: one}, Certificate{UsedBy: "listener", File: "two.crt", NotAfter: two}, Certificate{UsedBy: "dns", File: "three.crt", NotAfter: three}, Certificate{UsedBy: "via", File: "four.crt", NotAfter: four})
 	two, four = save("two", 20*time.Hour), save("four", 21*time.Hour)
 	if cfg, err = Reload(path, cfg); err != nil {
 		t.Fatal(err)
 	}
-	check(cfg, Certificate{"listener", "one.crt", one}, Certificate{"listener", "two.crt", two}, Certificate{"dns", "three.crt", three}, Certificate{"via", "four.crt", four})
+	check(cfg, Certificate{UsedBy: "listener", File: "one.crt", NotAfter: one}, Certificate{UsedBy: "listener", File: "two.crt", NotAfter: two}, Certificate{UsedBy: "dns", File: "three.crt", NotAfter: three}, Certificate{UsedBy: "via", File: "four.crt", NotAfter: four})
 }

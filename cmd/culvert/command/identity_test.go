@@ -7,6 +7,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -258,6 +259,16 @@ identity:
 	if again, err := file.Reload(path, c); err != nil || again != c {
 		t.Errorf("the configuration with another key: got %v, %v, want the same as before", again, err)
 	}
+	var text strings.Builder
+	printIdentity(func(what, format string, args ...any) { fmt.Fprintf(&text, what+": "+format+"\n", args...) }, ids.status())
+	for _, want := range []string{
+		"key: edge: " + corpGateway + ", of " + filepath.Join(dir, "edge.pem") + ", expires in ", ", generation 2\n",
+		"trust: corp.example: 1 CA, of " + filepath.Join(dir, "ca.pem") + ", expires in ", "trust: legacy: 1 CA, of ",
+	} {
+		if !strings.Contains(text.String(), want) {
+			t.Errorf("status: got\n%s\nwant %q in it", text.String(), want)
+		}
+	}
 	write("edge.pem", []byte("damaged"))
 	testnet.Eventually(t, time.Minute, func() bool { return strings.Contains(statusText{ids}.String(), "failed to find any PEM data") }, "the problem; %v", statusText{ids})
 	write("culvert.yaml", []byte(config+"zone: a.example\n"))
@@ -287,6 +298,34 @@ identity:
 	}
 	if _, err := file.Load(path); err == nil || !strings.Contains(err.Error(), "edge.pem: no such file") {
 		t.Errorf("a start without the certificate: got error %v, want one of it", err)
+	}
+}
+
+// Of many keys, the status has those with a problem and those that end first.
+func TestManyKeys(t *testing.T) {
+	ids, err := newIdentities(t.Context(), nil, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(ids.close)
+	ca := newTestCA(t, "corp.example")
+	for i := range 150 {
+		pair, err := ca.Issue(testca.Options{SPIFFEID: corpGateway, TTL: time.Duration(200-i) * time.Hour})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ids.store.Key(fmt.Sprintf("key%03d", i)).Set(&pair.TLS)
+	}
+	ids.store.Key("bad").Remove(errors.New("no such file"))
+	ids.store.Key("removed").Remove(errNotConfigured)
+	st := ids.status()
+	if len(st.Keys) != 100 || st.MoreKeys != 51 || st.Keys[0].Name != "bad" || st.Keys[0].Problem != "no such file" || st.Keys[1].Name != "key149" {
+		t.Errorf("got %d keys and %d more, of which the first are %+v, want 100 and 51, bad and key149", len(st.Keys), st.MoreKeys, st.Keys[:2])
+	}
+	var text strings.Builder
+	printIdentity(func(what, format string, args ...any) { fmt.Fprintf(&text, what+": "+format+"\n", args...) }, st)
+	if !strings.Contains(text.String(), "key: bad: generation 1, no such file\n") || !strings.HasSuffix(text.String(), "key: and 51 more, which last longer\n") {
+		t.Errorf("status: got\n%s", text.String())
 	}
 }
 
