@@ -117,6 +117,7 @@ peers: ## install the real peers, by apt-get on Debian and Ubuntu
 	@integration/newcurl.sh $(CURDIR)/bin/newcurl
 	@integration/postgres18.sh $(CURDIR)/bin/postgres18
 	@integration/resolved.sh $(CURDIR)/bin/resolved
+	@integration/jwtpeers.sh $(CURDIR)/bin/jwtpeers
 
 .PHONY: check
 check: ## format, vet on three systems, static analysis, tidy
