@@ -254,6 +254,7 @@ func reload(path string, data []byte, current *Config) (*Config, error) {
 	d.readFiles(path, data, before)
 	d.checkInsecure()
 	d.warnCertified()
+	d.warnIdentity()
 	if current == nil {
 		d.checkNames()
 	} else { // a running gateway takes up the rest

@@ -157,15 +157,22 @@ func domainsOf(ids []string) (domains []string) {
 }
 
 // checkCredentialNames finds names of keys and trust that identity does not have.
-func (d *decoder) checkCredentialNames() {
+func (d *decoder) checkCredentialNames() { d.eachCredentials(d.knownCredentials) }
+
+// listenerCAs is the key of the CAs of clients, at a listener.
+const listenerCAs = "clientCAFile"
+
+// eachCredentials calls f with each object that may name a key and trust, and with the key
+// by which it may name a file of CAs in place of trust.
+func (d *decoder) eachCredentials(f func(at mapping, caKey string)) {
 	for i := range d.cfg.Listeners {
 		for _, at := range tlsItems(d.listener(i)) {
-			d.knownCredentials(at, "clientCAFile")
+			f(at, listenerCAs)
 		}
 	}
 	hops := func(at mapping, key string, n int) {
 		for i := range n {
-			d.knownCredentials(mapping{at.item(key, i)}, "caFile")
+			f(mapping{at.item(key, i)}, "caFile")
 		}
 	}
 	for i := range d.cfg.Networks {
@@ -175,7 +182,7 @@ func (d *decoder) checkCredentialNames() {
 			hops(mapping{at.item("gateways", j)}, "transports", len(network.Gateways[j].Transports))
 		}
 	}
-	d.knownCredentials(d.gatewayTransport(), "caFile")
+	f(d.gatewayTransport(), "caFile")
 	for i, s := range d.cfg.Services {
 		at := d.services[i]
 		if at.node == nil {
@@ -185,7 +192,7 @@ func (d *decoder) checkCredentialNames() {
 		for j := range s.Endpoints {
 			hops(mapping{at.item("endpoints", j)}, "via", len(s.Endpoints[j].Hops()))
 		}
-		d.knownCredentials(at.object("tls"), "caFile")
+		f(at.object("tls"), "caFile")
 	}
 }
 

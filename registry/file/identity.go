@@ -1,6 +1,7 @@
 package file
 
 import (
+	"crypto/x509"
 	"maps"
 	"net"
 	"net/netip"
@@ -64,6 +65,7 @@ type Trust struct {
 	State          string `yaml:"state"`                    // where the last one is kept; an absolute path once it is read
 
 	CAs         string // what CAFile contained; it may change at any time
+	lists       []*x509.RevocationList
 	EndpointCAs string // what EndpointCAFile contains
 	First       []byte // what BundleFile contains
 }
@@ -353,7 +355,10 @@ func (d *decoder) readTrust(path, name string, t *Trust, at mapping) {
 	if t.CAs == "" || len(d.errs) > errs {
 		return
 	}
-	if _, err := identity.ParseBundle(t.TrustDomain(name), []byte(t.CAs), lists); err != nil {
+	b, err := identity.ParseBundle(t.TrustDomain(name), []byte(t.CAs), lists)
+	if err == nil {
+		t.lists = b.Revoked
+	} else {
 		n := at.value("crlFile")
 		if n == nil || !strings.HasPrefix(err.Error(), "revocation list") {
 			n = at.value("caFile")

@@ -293,6 +293,7 @@ func (d *decoder) pair(path, usedBy string, at mapping, all *[][]byte) (pair Key
 	x, err := pair.X509()
 	if err == nil && x.Leaf != nil {
 		d.cfg.Certificates = append(d.cfg.Certificates, Certificate{usedBy, at.value("certificateFile").Value, x.Leaf.NotAfter, x.Leaf.NotBefore})
+		d.warnCertificate(at.value("certificateFile"), x.Leaf, usedBy)
 	}
 	if err != nil { // which quotes nothing of either file
 		d.errorf(at.value("certificateFile"), "write PEM: the certificate and what it was signed by, and in keyFile its key", "certificate and key: %v", strings.TrimPrefix(err.Error(), "tls: "))

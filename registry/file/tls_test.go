@@ -241,10 +241,16 @@ services:
     ports: [1]
     via: [{connect: "https://gw.example.com:1", tokenFile: warn-token.txt}, {socks5: "gw.example.com:1", userFile: warn-user.txt, insecure: true}]
 `, 0o600)
-	key, err := os.ReadFile(filepath.Join(dir, "gw.key"))
+	ca, err := testca.New("example.test", nil)
 	if err != nil {
 		t.Fatal(err)
 	}
+	pair, err := ca.Issue(testca.Options{SPIFFEID: "spiffe://example.test/gw", DNSNames: []string{"gw.example.test"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	write("gw.crt", string(pair.CertPEM), 0o600)
+	key := pair.KeyPEM
 	openUp(t, dir)
 	for _, mode := range []os.FileMode{0o644, 0o640} {
 		write("warn.key", string(key), mode)
