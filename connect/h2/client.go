@@ -26,6 +26,7 @@ type client struct {
 	idleSince      int64  // when the last stream ended, by mux.Clock
 	hasSettings    bool   // settingsArrived is closed
 	goAwayReceived bool   // the peer sent GOAWAY
+	mute           bool   // nothing can be sent any more
 	lastTaken      uint32 // the last stream that the peer takes after its GOAWAY
 	purse          mux.Purse
 }
@@ -140,7 +141,15 @@ func (k *client) open(ctx context.Context, pseudo, fields connect.Fields, head *
 		return nil, nil, err
 	}
 	c.mu.Lock()
-	if c.err != nil || k.goAwayReceived || c.last > 1<<31-3 {
+	if k.mute && c.err == nil { // why is known in a moment
+		c.mu.Unlock()
+		select {
+		case <-c.written:
+		case <-ctx.Done():
+		}
+		c.mu.Lock()
+	}
+	if c.err != nil || k.goAwayReceived || k.mute || c.last > 1<<31-3 {
 		err := mux.ErrUnprocessed
 		if c.err != nil { // such as the alert of a peer that does not take our certificate
 			err = fmt.Errorf("%w: %w", err, c.err)
@@ -300,6 +309,12 @@ func (k *client) peerGoAway(last uint32) {
 	if len(k.c.streams) == 0 {
 		k.c.failLocked(errDrained)
 	}
+}
+
+// unwritable implements side.
+func (k *client) unwritable() {
+	k.mute = true
+	k.Leave()
 }
 
 // dropped implements side.

@@ -70,6 +70,8 @@ type side interface {
 	settings()
 	// peerGoAway is called with mu held: the peer takes no streams after last.
 	peerGoAway(last uint32)
+	// unwritable is called with mu held when a write has failed, before the connection ends.
+	unwritable()
 	// dropped is called with mu held when a stream has ended.
 	dropped(s *Stream)
 }

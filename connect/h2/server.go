@@ -294,6 +294,9 @@ func (s *server) settings() {}
 // peerGoAway implements side: a client that leaves opens no more streams.
 func (s *server) peerGoAway(uint32) {}
 
+// unwritable implements side.
+func (s *server) unwritable() {}
+
 // dropped implements side.
 func (s *server) dropped(*Stream) {
 	s.idleSince = mux.Clock()

@@ -3,6 +3,8 @@ package h2
 import (
 	"bytes"
 	"encoding/binary"
+	"errors"
+	"os"
 	"strings"
 	"sync"
 	"time"
@@ -84,13 +86,33 @@ func (c *conn) write() {
 		batches.Put(buf)
 		c.mu.Lock()
 		if err != nil {
-			c.failLocked(err)
+			c.writeFailed(err)
 			return
 		}
 		if ending && c.control.Len() == 0 {
 			return
 		}
 	}
+}
+
+// writeFailed ends the connection for err of a write. A client waits a little for the
+// reader to end it first: what the peer has sent before it closed, such as a TLS alert,
+// says why it did. The caller holds mu.
+func (c *conn) writeFailed(err error) {
+	if c.err == nil && c.client && !errors.Is(err, os.ErrDeadlineExceeded) {
+		c.side.unwritable()
+		late := time.AfterFunc(lingerTimeout, func() {
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			defer c.recovered()
+			c.failLocked(err)
+		})
+		defer late.Stop()
+		for c.err == nil {
+			c.work.Wait()
+		}
+	}
+	c.failLocked(err)
 }
 
 // put writes b. It turns a panic of the connection below into an error. The caller
