@@ -253,10 +253,7 @@ func (a *fallbackAttempt) await(dials []fallbackDial, winner int, results <-chan
 		a.f.fail(a.silent, errSilent, a.silent.carrier.overUDP() && !d.carrier.overUDP())
 		a.silent = nil
 	}
-	a.order = slices.DeleteFunc(slices.Clone(a.order), func(c *fallbackCarrier) bool {
-		at := slices.IndexFunc(dials, func(d fallbackDial) bool { return d.carrier == c })
-		return at >= 0 && (at <= winner || dials[at].ended)
-	})
+	a.order = leftAfter(a.order, dials, winner)
 	var silence <-chan time.Time
 	if len(a.order) > 0 {
 		late := time.NewTimer(answerDelay)
@@ -288,6 +285,23 @@ func (a *fallbackAttempt) await(dials []fallbackDial, winner int, results <-chan
 			dead = nil
 		}
 	}
+}
+
+// leftAfter returns those of order that may be tried after the winner of dials: all that
+// have not failed. Those that were too slow for it come last: a machine or a network that
+// is busy makes every handshake slow, and the winner may be one that had a connection,
+// which leads nowhere any more.
+func leftAfter(order []*fallbackCarrier, dials []fallbackDial, winner int) []*fallbackCarrier {
+	var left, slow []*fallbackCarrier
+	for _, c := range order {
+		switch at := slices.IndexFunc(dials, func(d fallbackDial) bool { return d.carrier == c }); {
+		case at < 0 || at > winner && !dials[at].ended:
+			left = append(left, c)
+		case at < winner && !dials[at].ended:
+			slow = append(slow, c)
+		}
+	}
+	return append(left, slow...)
 }
 
 // check finds out whether c has stopped to work while others of a.order do. It makes new

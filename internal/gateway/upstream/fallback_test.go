@@ -325,6 +325,8 @@ func TestFallbackSilence(t *testing.T) {
 		"it is reset":                {"a", []*fakeCarrier{{stale: true, handshake: 5 * ms, refused: errReset}, {handshake: 10 * ms}}, "a b", 1020 * ms, ""},
 		"it is reset late":           {"a", []*fakeCarrier{{stale: true, handshake: 50 * ms, refused: errReset}, {handshake: 10 * ms}}, "a b", 1060 * ms, ""},
 		"only the last is left":      {"connect-h3", []*fakeCarrier{{stale: true, handshake: never}, {handshake: ms, refused: errReset}, {handshake: 10 * ms}}, "connect-h3 c", 1321 * ms, "connect-h3"},
+		"a slow one is left":         {"a", []*fakeCarrier{{handshake: 400 * ms}, {stale: true, handshake: never}}, "a b", 2400 * ms, ""},
+		"the slow one is the last":   {"a", []*fakeCarrier{{handshake: 400 * ms}, {stale: true, handshake: never}, {handshake: ms, refused: errReset}}, "a b", 2401 * ms, ""},
 		"the gateway takes its time": {"a", []*fakeCarrier{{handshake: 20 * ms, answer: 3 * time.Second}, {}}, "a", 3020 * ms, ""},
 		"so it does on a long way":   {"a", []*fakeCarrier{{handshake: 250 * ms, answer: 3 * time.Second}, {handshake: 10 * ms}}, "a", 3250 * ms, ""},
 		"it answers meanwhile":       {"a", []*fakeCarrier{{answer: 1200 * ms}, {}}, "a", 1200 * ms, ""},
