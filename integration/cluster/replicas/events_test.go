@@ -202,14 +202,14 @@ type written struct {
 	At time.Time `json:"requestReceivedTimestamp"`
 }
 
-// Whoever wrote had the lease then.
-func (s *site) oneWrites(t *testing.T) {
+// writes returns what gateways have written, in the order in which they did.
+func (s *site) writes(t *testing.T) (all []written) {
+	t.Helper()
 	f, err := os.Open(s.audit)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	var all []written
 	lines := bufio.NewScanner(f)
 	lines.Buffer(nil, 1<<20)
 	for lines.Scan() {
@@ -219,10 +219,18 @@ func (s *site) oneWrites(t *testing.T) {
 		}
 	}
 	slices.SortFunc(all, func(a, b written) int { return a.At.Compare(b.At) })
+	return all
+}
+
+func (w *written) pod() string {
+	return strings.Join(w.User.Extra["authentication.kubernetes.io/pod-name"], "")
+}
+
+// Whoever wrote had the lease then.
+func (s *site) oneWrites(t *testing.T) {
 	holder, count := "", map[string]int{}
-	for _, w := range all {
-		pod := strings.Join(w.User.Extra["authentication.kubernetes.io/pod-name"], "")
-		switch {
+	for _, w := range s.writes(t) {
+		switch pod := w.pod(); {
 		case w.ObjectRef.Resource == "leases":
 			holder = pod
 		case pod != holder:

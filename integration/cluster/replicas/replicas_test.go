@@ -41,6 +41,7 @@ type site struct {
 	lb      *balancer
 	clients *clients
 	audit   string
+	written map[string]string // the versions of policies, by name
 }
 
 // Replicas come and go, and so does the API server: no connection fails that
@@ -48,12 +49,14 @@ type site struct {
 func TestReplicas(t *testing.T) {
 	s := start(t)
 	s.clients.load(t, 4)
+	t.Run("policies", s.policies)
 	t.Run("rollout", s.rollout)
 	t.Run("a pod is killed", s.killed)
 	t.Run("the leader goes", s.leaderGoes)
 	t.Run("the API server is away", s.apiAway)
 	t.Run("a right is taken", s.denied)
 	t.Run("events", s.events)
+	t.Run("policies rest", s.policiesRest)
 	t.Run("one writes", s.oneWrites)
 }
 
@@ -66,6 +69,7 @@ func start(t *testing.T) *site {
 	s := &site{Cluster: cluster.Start(t, cluster.Options{APIServerFlags: flags}), audit: audit}
 	s.Apply(t, cluster.Manifests(t, fmt.Sprintf(`
 gatewayAPI: {enabled: true}
+authorizationPolicies: {enabled: true}
 discovery: {deny: [shop/denied]}
 drain: {delay: 4, timeout: %d}
 gateway: {service: {type: ClusterIP, ports: [{name: tls, port: %d}]}}

@@ -271,6 +271,22 @@ func TestUses(t *testing.T) {
 		if s.writes != writes || s.gets != gets {
 			t.Errorf("without a change: %d more writes and %d more reads", s.writes-writes, s.gets-gets)
 		}
+		// As for another replica, whose table does not have it yet.
+		s.locked(func() { s.uses = map[string]registry.PolicyUse{} })
+		s.settle()
+		if got, want := s.conditions(resource, "shop", "db"), "Service/db Accepted=True/Accepted@1 PartiallyEnforced=True/UnidentifiedCallers@1"; got != want || s.writes != writes {
+			t.Errorf("before the table has it: status %q after %d more writes, want %q", got, s.writes-writes, want)
+		}
+		s.apply(ofNamespace(broken), 2)
+		s.settle()
+		if got, want := s.conditions(resource, "shop", "db"), "Service/db Accepted=False/Invalid@2"; got != want {
+			t.Errorf("status %q, want %q", got, want)
+		}
+		s.apply(ofNamespace(allowAPI), 3)
+		s.settle()
+		if got, want := s.conditions(resource, "shop", "db"), "Service/db Accepted=True/Accepted@3"; got != want {
+			t.Errorf("status %q, want %q", got, want)
+		}
 	})
 }
 

@@ -131,8 +131,12 @@ func (w *writer) write(ctx context.Context) bool {
 func (w *writer) writeOne(ctx context.Context, t *translated, at *registry.PolicyUse) bool {
 	want := w.status(t, at)
 	w.warn(ctx, t, want)
-	if have := w.latest(t.object).Status; equality.Semantic.DeepEqual(w.merge(have, want), have) {
+	have := w.latest(t.object).Status
+	if equality.Semantic.DeepEqual(w.merge(have, want), have) {
 		return true
+	}
+	if at == nil && w.cfg.Uses != nil && w.isWritten(have, want) {
+		return true // the table of a replica that has just begun does not have it yet
 	}
 	res := resource
 	if t.isOfCluster() {
@@ -273,6 +277,23 @@ func (w *writer) merge(have gwv1.PolicyStatus, want []gwv1.PolicyAncestorStatus)
 		out.Ancestors = append(out.Ancestors, one)
 	}
 	return out
+}
+
+// isWritten reports whether have says of the same generation what else want does.
+func (w *writer) isWritten(have gwv1.PolicyStatus, want []gwv1.PolicyAncestorStatus) bool {
+	for _, one := range want {
+		i := slices.IndexFunc(have.Ancestors, func(h gwv1.PolicyAncestorStatus) bool {
+			return string(h.ControllerName) == w.controller() && sameRef(h.AncestorRef, one.AncestorRef)
+		})
+		if i < 0 {
+			return false
+		}
+		c, before := meta.FindStatusCondition(one.Conditions, accepted), meta.FindStatusCondition(have.Ancestors[i].Conditions, accepted)
+		if before == nil || before.ObservedGeneration != c.ObservedGeneration || c.Reason == string(gwv1.PolicyReasonInvalid) || before.Reason == string(gwv1.PolicyReasonInvalid) {
+			return false
+		}
+	}
+	return true
 }
 
 // warn writes an Event for a policy that is not accepted, once for each text.
