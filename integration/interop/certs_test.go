@@ -85,13 +85,6 @@ func TestClientCertificates(t *testing.T) {
 	gw := leafTemplate("spiffe://" + domainA + "/gw")
 	gw.DNSNames = []string{hostA}
 	saveChain(t, dir, "gw", p.a.issue(gw)) // clients do not look at it
-	file := func(name string, certs ...[]byte) string {
-		path := filepath.Join(dir, name)
-		must(t, os.WriteFile(path, pemOf(certs...), 0o600))
-		return path
-	}
-	rootsA, rootsB := file("a.pem", p.a.cert.Raw, p.a2.cert.Raw), file("b.pem", p.b.cert.Raw)
-
 	var requests atomic.Int64
 	backend := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		requests.Add(1)
@@ -111,11 +104,12 @@ listeners:
       keyFile: gw.key
       protocols: [tcp]
       minVersion: "1.2"
-      clientCAFile: {%s: %s, %s: %s}
+      trust: [%s, %s]
 admin: 127.0.0.1:%s
+%s
 services:
-  - {name: %[2]s, endpoints: ["%[8]s"]}
-`, port, hostA, domainA, rootsA, domainB, rootsB, freePort(t), backend.Listener.Addr()), 0o600))
+  - {name: %[2]s, endpoints: ["%[7]s"]}
+`, port, hostA, domainA, domainB, freePort(t), p.saveTrust(t, dir), backend.Listener.Addr()), 0o600))
 	g := startGateway(t, "--config", config)
 
 	before := g.kept(t)
@@ -291,8 +285,6 @@ func TestServerCertificates(t *testing.T) {
 	for _, s := range table {
 		saveShown(t, dir, s)
 	}
-	must(t, os.WriteFile(filepath.Join(dir, "a.pem"), pemOf(p.a.cert.Raw, p.a2.cert.Raw), 0o600))
-	must(t, os.WriteFile(filepath.Join(dir, "b.pem"), pemOf(p.b.cert.Raw), 0o600))
 
 	// What is said otherwise of one that must have a name. Names are what is asked for, so
 	// that it may have more of them.
@@ -342,12 +334,9 @@ func TestServerCertificates(t *testing.T) {
 listeners:
   - {address: "127.0.0.1:%s", protocols: [connect]}
 admin: 127.0.0.1:%s
-identity:
-  trust:
-    %s: {caFile: a.pem}
-    %s: {caFile: b.pem}
+%s
 services:
-%s`, freePort(t), freePort(t), domainA, domainB, services.String()), 0o600))
+%s`, freePort(t), freePort(t), p.saveTrust(t, dir), services.String()), 0o600))
 	g := startGateway(t, "--config", config)
 	before := g.kept(t)
 

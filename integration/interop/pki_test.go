@@ -206,6 +206,21 @@ func saveChain(t testing.TB, dir, name string, c chain) (cert, key string) {
 	return cert, key
 }
 
+// saveTrust writes what is trusted of a table into dir, and returns the identity section of
+// a configuration there.
+func (p *pki) saveTrust(t testing.TB, dir string) (section string) {
+	t.Helper()
+	for name, text := range map[string][]byte{
+		"a.pem": pemOf(p.a.cert.Raw, p.a2.cert.Raw), "b.pem": pemOf(p.b.cert.Raw),
+		"a.crl": pem.EncodeToMemory(&pem.Block{Type: "X509 CRL", Bytes: p.crl}),
+	} {
+		if err := os.WriteFile(filepath.Join(dir, name), text, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return "identity: {trust: {" + domainA + ": {caFile: a.pem, crlFile: a.crl}, " + domainB + ": {caFile: b.pem}}}"
+}
+
 // pemOf returns certificates in PEM.
 func pemOf(certs ...[]byte) (text []byte) {
 	for _, der := range certs {
@@ -236,11 +251,12 @@ const (
 // A pki has the CAs of two trust domains, and those that nobody trusts.
 type pki struct {
 	a, a2, b, unknown *authority // roots; a2 is the next one of a
+	crl               []byte     // of a, once there is a table
 }
 
 func newPKI(t testing.TB) *pki {
 	t.Helper()
-	return &pki{newAuthority(t, "root of a", nil), newAuthorityOf(t, "root of a", rsaKey(t, 2048), nil), newAuthority(t, "root of b", nil), newAuthority(t, "nobody's root", nil)}
+	return &pki{a: newAuthority(t, "root of a", nil), a2: newAuthorityOf(t, "root of a", rsaKey(t, 2048), nil), b: newAuthority(t, "root of b", nil), unknown: newAuthority(t, "nobody's root", nil)}
 }
 
 // certs is the table: each certificate that a peer may show, for the trust domains a and
@@ -277,6 +293,8 @@ func (p *pki) certs(t testing.TB, wrong x509.ExtKeyUsage) []shown {
 			c.DNSNames, c.IPAddresses, c.ExtraExtensions = nil, nil, []pkix.Extension{rawSANs(t, uris...)}
 		})
 	}
+	revoked, underRevoked := leafTemplate(idA), newAuthority(t, "revoked intermediate", p.a)
+	p.crl = p.a.revoke(revoked.SerialNumber, underRevoked.cert.SerialNumber)
 	hour := time.Hour
 	return []shown{
 		{"good", p.a.issue(template(nil, idA)), idA, ""},
@@ -290,6 +308,8 @@ func (p *pki) certs(t testing.TB, wrong x509.ExtKeyUsage) []shown {
 		{"not-yet-valid", p.a.issue(template(func(c *x509.Certificate) { c.NotBefore, c.NotAfter = c.NotAfter, c.NotAfter.Add(hour) }, idA)), "", `certificate is not valid yet: that of "CN=leaf" is from `},
 		{"extended-usage", p.a.issue(template(func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{wrong} }, idA)), "", "certificate has the wrong key usage: "},
 		{"name-constraints", narrow.issue(template(nil, idA), narrow), "", "certificate has a name that its CA is not permitted: "},
+		{"revoked", p.a.issue(revoked), "", fmt.Sprintf(`certificate is not accepted: the certificate with the serial number %x is on the revocation list of the CA "CN=root of a"`, revoked.SerialNumber.Bytes())},
+		{"intermediate-revoked", underRevoked.issue(template(nil, idA), underRevoked), "", fmt.Sprintf("the certificate with the serial number %x is on the revocation list", underRevoked.cert.SerialNumber.Bytes())},
 		{"unknown-ca", p.unknown.issue(template(nil, idA)), "", "certificate is signed by an unknown CA: "},
 		{"no-intermediate", between.issue(template(nil, idA)), "", "certificate is signed by an unknown CA: "},
 		{"ca-of-b", p.b.issue(template(nil, idA)), "", `id is of trust domain "a.example", and its certificate is signed by a CA of ["b.example"]`},
