@@ -46,8 +46,9 @@ func whole(text []byte) error {
 }
 
 // ParseBundle returns the bundle of a trust domain, or of none where that is "", of CAs in
-// PEM and revocation lists in PEM or DER, of which there may be none. A list that none of
-// the CAs has signed is an error.
+// PEM and revocation lists in PEM or DER, of which there may be none: of the CAs, and of
+// intermediate ones below them. A list in the name of a CA that has not signed it is an
+// error.
 func ParseBundle(domain string, cas, lists []byte) (*Bundle, error) {
 	if domain != "" && !IsTrustDomain(domain) {
 		return nil, fmt.Errorf("%q is not a trust domain", clip(domain))
@@ -68,8 +69,7 @@ func ParseBundle(domain string, cas, lists []byte) (*Bundle, error) {
 	return b, nil
 }
 
-// parseRevocationLists returns revocation lists in PEM or DER, RFC 5280 section 5, each of
-// which one of the CAs has signed.
+// parseRevocationLists returns revocation lists in PEM or DER, RFC 5280 section 5.
 func parseRevocationLists(text []byte, cas []*x509.Certificate) ([]*x509.RevocationList, error) {
 	ders := [][]byte{text}
 	if bytes.Contains(text, []byte(pemBegin)) {
@@ -106,10 +106,10 @@ func parseRevocationLists(text []byte, cas []*x509.Certificate) ([]*x509.Revocat
 // deltaCRLIndicator is of a list that completes another one, RFC 5280 section 5.2.4.
 var deltaCRLIndicator = asn1.ObjectIdentifier{2, 5, 29, 27}
 
-// signedByOne returns an error unless one of the CAs has signed a list.
-func signedByOne(list *x509.RevocationList, cas []*x509.Certificate) error {
-	issuer := clip(list.Issuer.String())
-	err := fmt.Errorf("its issuer %q is none of the CAs", issuer)
+// signedByOne returns an error where a CA has the name of a list's issuer and none with it
+// has signed the list. An issuer that is none of the CAs may be an intermediate one: that
+// it has signed the list is checked where it has signed a certificate, too.
+func signedByOne(list *x509.RevocationList, cas []*x509.Certificate) (err error) {
 	for _, ca := range cas {
 		if !bytes.Equal(ca.RawSubject, list.RawIssuer) {
 			continue
@@ -118,7 +118,7 @@ func signedByOne(list *x509.RevocationList, cas []*x509.Certificate) error {
 		if bad == nil {
 			return nil
 		}
-		err = fmt.Errorf("the CA %q has not signed it: %s", issuer, strings.TrimPrefix(bad.Error(), "x509: "))
+		err = fmt.Errorf("the CA %q has not signed it: %s", clip(list.Issuer.String()), strings.TrimPrefix(bad.Error(), "x509: "))
 	}
 	return err
 }

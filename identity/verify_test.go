@@ -12,6 +12,7 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/asn1"
+	"encoding/pem"
 	"errors"
 	"math/big"
 	"net/url"
@@ -485,5 +486,39 @@ func BenchmarkVerify(b *testing.B) {
 				}
 			}
 		})
+	}
+}
+
+// TestListOfAnIntermediateCA: a file of revocation lists may have those of CAs below the
+// ones that are trusted.
+func TestListOfAnIntermediateCA(t *testing.T) {
+	root := newSigner(t, "root", nil)
+	below, other := newSigner(t, "below", root), newSigner(t, "below", nil)
+	good, bad := below.issue(template("spiffe://a.example/good")), below.issue(template("spiffe://a.example/bad"))
+	from, until := noon.Add(-time.Hour), noon.Add(time.Hour)
+	for _, tt := range []struct {
+		name string
+		list []byte
+		leaf *x509.Certificate
+		err  string
+	}{
+		{"not on the list", below.revoke(from, until, bad).Raw, good, ""},
+		{"on the list", below.revoke(from, until, bad).Raw, bad, `is on the revocation list of the CA "CN=below"`},
+		{"out of date", below.revoke(from.Add(-time.Hour), from, bad).Raw, good, `the revocation list of the CA "CN=below" is out of date`},
+		{"of another CA of that name", other.revoke(from, until, bad).Raw, bad, ""},
+	} {
+		roots := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: root.cert.Raw})
+		b, err := ParseBundle("a.example", roots, tt.list)
+		if err != nil {
+			t.Errorf("%s: %v", tt.name, err)
+			continue
+		}
+		trust := &Trust{name: "a.example"}
+		trust.Set(b)
+		v := &Verifier{Trust: []*Trust{trust}, Want: Expectation{Usage: x509.ExtKeyUsageClientAuth}, Time: func() time.Time { return noon }}
+		_, err = v.Verify([]*x509.Certificate{tt.leaf, below.cert})
+		if (err == nil) != (tt.err == "") || err != nil && !strings.Contains(err.Error(), tt.err) {
+			t.Errorf("%s: got error %v, want %q", tt.name, err, tt.err)
+		}
 	}
 }

@@ -363,7 +363,7 @@ func (d *decoder) readTrust(path, name string, t *Trust, at mapping) {
 		if n == nil || !strings.HasPrefix(err.Error(), "revocation list") {
 			n = at.value("caFile")
 		}
-		d.errorf(n, "a revocation list is in PEM or DER, and signed by a CA of caFile", "%v", err)
+		d.errorf(n, "a revocation list is in PEM or DER, of a CA of caFile or of one below it", "%v", err)
 	}
 }
 
