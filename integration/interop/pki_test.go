@@ -26,9 +26,9 @@ import (
 	"time"
 )
 
-// An authority signs whatever it is given, good or bad: testca makes good certificates
+// An issuer signs whatever it is given, good or bad: testca makes good certificates
 // only.
-type authority struct {
+type issuer struct {
 	t    testing.TB
 	cert *x509.Certificate
 	key  crypto.Signer
@@ -43,7 +43,7 @@ type chain struct {
 var serials atomic.Int64
 
 // signed has by sign a template for key; nil means that key signs for itself.
-func signed(t testing.TB, template *x509.Certificate, key crypto.Signer, by *authority) *x509.Certificate {
+func signed(t testing.TB, template *x509.Certificate, key crypto.Signer, by *issuer) *x509.Certificate {
 	t.Helper()
 	parent, with := template, key
 	if by != nil {
@@ -60,14 +60,14 @@ func signed(t testing.TB, template *x509.Certificate, key crypto.Signer, by *aut
 	return c
 }
 
-// newAuthority returns a root, or an intermediate of parent. Each of edit may change its
+// newIssuer returns a root, or an intermediate of parent. Each of edit may change its
 // template.
-func newAuthority(t testing.TB, name string, parent *authority, edit ...func(*x509.Certificate)) *authority {
+func newIssuer(t testing.TB, name string, parent *issuer, edit ...func(*x509.Certificate)) *issuer {
 	t.Helper()
-	return newAuthorityOf(t, name, ecKey(t), parent, edit...)
+	return newIssuerOf(t, name, ecKey(t), parent, edit...)
 }
 
-func newAuthorityOf(t testing.TB, name string, key crypto.Signer, parent *authority, edit ...func(*x509.Certificate)) *authority {
+func newIssuerOf(t testing.TB, name string, key crypto.Signer, parent *issuer, edit ...func(*x509.Certificate)) *issuer {
 	t.Helper()
 	c := leafTemplate()
 	c.Subject.CommonName, c.ExtKeyUsage = name, nil
@@ -75,7 +75,7 @@ func newAuthorityOf(t testing.TB, name string, key crypto.Signer, parent *author
 	for _, f := range edit {
 		f(c)
 	}
-	return &authority{t, signed(t, c, key, parent), key}
+	return &issuer{t, signed(t, c, key, parent), key}
 }
 
 // leafTemplate is that of a workload's certificate, for both sides and for one hour on
@@ -118,12 +118,12 @@ func rsaKey(t testing.TB, bits int) *rsa.PrivateKey {
 }
 
 // issue signs a leaf. What is between it and the root goes with it.
-func (a *authority) issue(template *x509.Certificate, between ...*authority) chain {
+func (a *issuer) issue(template *x509.Certificate, between ...*issuer) chain {
 	a.t.Helper()
 	return a.issueFor(ecKey(a.t), template, between...)
 }
 
-func (a *authority) issueFor(key crypto.Signer, template *x509.Certificate, between ...*authority) chain {
+func (a *issuer) issueFor(key crypto.Signer, template *x509.Certificate, between ...*issuer) chain {
 	a.t.Helper()
 	c := chain{[][]byte{signed(a.t, template, key, a).Raw}, key}
 	for _, b := range between {
@@ -133,7 +133,7 @@ func (a *authority) issueFor(key crypto.Signer, template *x509.Certificate, betw
 }
 
 // revoke returns the CA's list of revoked certificates.
-func (a *authority) revoke(certs ...*big.Int) []byte {
+func (a *issuer) revoke(certs ...*big.Int) []byte {
 	a.t.Helper()
 	list := &x509.RevocationList{Number: big.NewInt(serials.Add(1)), ThisUpdate: time.Now().Add(-time.Minute), NextUpdate: time.Now().Add(time.Hour)}
 	for _, n := range certs {
@@ -148,7 +148,7 @@ func (a *authority) revoke(certs ...*big.Int) []byte {
 
 // bySHA1 replaces the signature of a certificate, which is by SHA-256 and RSA, by one
 // with SHA-1: crypto/x509 makes none.
-func (a *authority) bySHA1(c chain) chain {
+func (a *issuer) bySHA1(c chain) chain {
 	a.t.Helper()
 	var outer struct {
 		TBS, Algorithm asn1.RawValue
@@ -250,13 +250,13 @@ const (
 
 // A pki has the CAs of two trust domains, and those that nobody trusts.
 type pki struct {
-	a, a2, b, unknown *authority // roots; a2 is the next one of a
-	crl               []byte     // of a, once there is a table
+	a, a2, b, unknown *issuer // roots; a2 is the next one of a
+	crl               []byte  // of a, once there is a table
 }
 
 func newPKI(t testing.TB) *pki {
 	t.Helper()
-	return &pki{a: newAuthority(t, "root of a", nil), a2: newAuthorityOf(t, "root of a", rsaKey(t, 2048), nil), b: newAuthority(t, "root of b", nil), unknown: newAuthority(t, "nobody's root", nil)}
+	return &pki{a: newIssuer(t, "root of a", nil), a2: newIssuerOf(t, "root of a", rsaKey(t, 2048), nil), b: newIssuer(t, "root of b", nil), unknown: newIssuer(t, "nobody's root", nil)}
 }
 
 // certs is the table: each certificate that a peer may show, for the trust domains a and
@@ -271,18 +271,18 @@ func (p *pki) certs(t testing.TB, wrong x509.ExtKeyUsage) []shown {
 		}
 		return c
 	}
-	between := newAuthority(t, "intermediate of a", p.a)
-	named := newAuthority(t, "intermediate with an id", p.a, func(c *x509.Certificate) { c.URIs = leafTemplate(idA).URIs })
-	narrow := newAuthority(t, "narrow", p.a, func(c *x509.Certificate) {
+	between := newIssuer(t, "intermediate of a", p.a)
+	named := newIssuer(t, "intermediate with an id", p.a, func(c *x509.Certificate) { c.URIs = leafTemplate(idA).URIs })
+	narrow := newIssuer(t, "narrow", p.a, func(c *x509.Certificate) {
 		c.PermittedURIDomains, c.PermittedDNSDomains = []string{"other.example"}, []string{"other.example"}
 	})
-	long := []*authority{p.a}
+	long := []*issuer{p.a}
 	for i := range 9 {
-		long = append(long, newAuthority(t, fmt.Sprintf("link %d", i), long[i]))
+		long = append(long, newIssuer(t, fmt.Sprintf("link %d", i), long[i]))
 	}
 	// links is a chain of n certificates.
 	links := func(n int) chain {
-		var under []*authority
+		var under []*issuer
 		for i := n - 1; i > 0; i-- {
 			under = append(under, long[i])
 		}
@@ -293,7 +293,7 @@ func (p *pki) certs(t testing.TB, wrong x509.ExtKeyUsage) []shown {
 			c.DNSNames, c.IPAddresses, c.ExtraExtensions = nil, nil, []pkix.Extension{rawSANs(t, uris...)}
 		})
 	}
-	revoked, underRevoked := leafTemplate(idA), newAuthority(t, "revoked intermediate", p.a)
+	revoked, underRevoked := leafTemplate(idA), newIssuer(t, "revoked intermediate", p.a)
 	p.crl = p.a.revoke(revoked.SerialNumber, underRevoked.cert.SerialNumber)
 	hour := time.Hour
 	return []shown{
