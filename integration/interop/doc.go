@@ -1,5 +1,5 @@
 // Package interop tests the culvert binary against real programs: curl, nginx,
-// openssl, gnutls-cli, Python, Node, Java, git, netcats, ssh, ngtcp2, Chromium, dig, quic-go, jose, oidc-provider
+// openssl, GnuTLS, step-ca, go-spiffe, Python, Node, Java, git, netcats, ssh, ngtcp2, Chromium, dig, quic-go, jose, oidc-provider
 // and Go's own HTTP client, all on loopback. It has tests only.
 //
 // The binary is built once, or is the one that $CULVERT names. A peer that is
