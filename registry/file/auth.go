@@ -109,7 +109,7 @@ func isBcrypt(s string) bool {
 // readFiles reads the credentials and keys that the configuration names and
 // takes the sum of everything that was read. Before is the identity in force, or nil.
 func (d *decoder) readFiles(path string, data []byte, before *Identity) {
-	d.cfg.files = []string{path}
+	d.cfg.text, d.cfg.files = digestOf(data), []string{path}
 	all := [][]byte{data}
 	for i := range d.cfg.Listeners {
 		at, auth := d.listener(i), d.cfg.Listeners[i].Auth

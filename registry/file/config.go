@@ -57,6 +57,7 @@ type Config struct {
 
 	tableListeners []*registry.Listener // of Snapshot
 
+	text    digest      // of the file itself
 	files   []string    // every file that was read
 	sum     digest      // of what they contain
 	digests fileDigests // of the first of them

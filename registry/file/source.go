@@ -77,7 +77,9 @@ func (s *Source) Run(ctx context.Context, updates chan<- registry.Update) error 
 		var err error
 		background.Do(func() { next, err = s.read(current, forced, log) })
 		update := registry.Update{Source: s.Path, Err: err}
+		sameText := false // and only other files have changed
 		if next != nil {
+			sameText = current != nil && next.text == current.text && next.text != (digest{})
 			if s.OnConfig != nil {
 				update.Group = s.OnConfig(next)
 			} else if current != nil {
@@ -90,8 +92,14 @@ func (s *Source) Run(ctx context.Context, updates chan<- registry.Update) error 
 		}
 		if next != nil || err != nil || lost != nil {
 			if err == nil {
-				sent = kept(sent, current.Snapshot()) // which is what it was, where the file is back
-				update.Snapshot = sent
+				if next != nil {
+					snapshot := next.Snapshot()
+					if sameText {
+						snapshot = kept(sent, snapshot)
+					}
+					sent = snapshot
+				}
+				update.Snapshot = sent // which is what it was, where the file is back
 			}
 			select {
 			case updates <- update:
@@ -107,7 +115,7 @@ func (s *Source) Run(ctx context.Context, updates chan<- registry.Update) error 
 }
 
 // kept returns next with the parts of before that are equal in their place, by which the
-// registry sees that they are the same: other credentials, say, make no new table.
+// registry sees that they are the same: renewed certificates, say, make no new table.
 func kept(before, next registry.Snapshot) registry.Snapshot {
 	next.Services = keptSlice(before.Services, next.Services)
 	next.Networks = keptSlice(before.Networks, next.Networks)
