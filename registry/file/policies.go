@@ -267,6 +267,7 @@ func (d *decoder) warnPolicies() {
 	if len(blind) > 1 {
 		blind = blind[:1] // one is enough to say it
 	}
+	domains := d.clientDomains()
 	for i, p := range d.cfg.Policies {
 		at := d.policies[i]
 		if !selects[p] && d.cfg.Kubernetes == nil && p.Verb == policy.Connect {
@@ -274,6 +275,9 @@ func (d *decoder) warnPolicies() {
 		}
 		if p.Action == policy.Deny && len(p.Rules) == 0 {
 			d.warnf(at.node, "add rules: [{}] to deny everybody", "policy %q has no rules, and so denies nobody", clip(p.Name))
+		}
+		if p.Action == policy.Allow && len(domains) > 1 {
+			d.warnDomains(p, at, domains)
 		}
 		if p.Verb != policy.Connect || !p.NamesIdentities() || p.Targets.Listeners != nil {
 			continue
@@ -287,6 +291,61 @@ func (d *decoder) warnPolicies() {
 				"policy %q names identities, and callers at the listener %s in line %d have none: TLS passes through it, %s", clip(p.Name), n.Value, n.Line, then)
 		}
 	}
+}
+
+// warnDomains reports workloads that a policy allows and that are of any trust domain, where
+// clients may be of several: an account of one cluster has a namesake in another.
+func (d *decoder) warnDomains(p *policy.Policy, at mapping, domains []string) {
+	for i, r := range p.Rules {
+		if r.Sources == nil {
+			continue
+		}
+		for j, s := range *r.Sources {
+			key := "serviceAccounts"
+			if s.ServiceAccounts == nil {
+				key = "namespaces"
+			}
+			if s.ServiceAccounts == nil && s.Namespaces == nil || s.TrustDomains != nil || s.SPIFFE != nil {
+				continue
+			}
+			n := mapping{mapping{at.item("rules", i)}.item("sources", j)}.where(key)
+			d.warnf(n, "add trustDomains: ["+domains[0]+"] to it, or whichever is meant", "policy %q allows %s of any trust domain, and clients may be of %s", clip(p.Name), key, clip(strings.Join(domains, ", ")))
+		}
+	}
+}
+
+// clientDomains returns the trust domains that clients may be of, by their certificates and
+// by their tokens.
+func (d *decoder) clientDomains() (all []string) {
+	for i := range d.cfg.Listeners {
+		l := &d.cfg.Listeners[i]
+		for j, item := range tlsItems(d.listener(i)) {
+			all = append(all, trustDomains(item)...)
+			if cas := item.value("clientCAFile"); cas != nil && cas.Kind == yaml.MappingNode {
+				for k := 0; k < len(cas.Content); k += 2 {
+					all = append(all, cas.Content[k].Value)
+				}
+			}
+			if d.cfg.Identity == nil || j >= len(l.TLS) {
+				continue
+			}
+			for _, name := range l.TLS[j].TrustNames {
+				if t := d.cfg.Identity.Trust[name]; t != nil {
+					all = append(all, t.TrustDomain(name))
+				}
+			}
+		}
+		if l.Auth == nil || d.cfg.Identity == nil {
+			continue
+		}
+		for _, t := range d.cfg.Identity.Tokens {
+			if slices.Contains(l.Auth.Issuers, t.Name()) {
+				all = append(all, t.TrustDomain) // "" for users
+			}
+		}
+	}
+	slices.Sort(all)
+	return slices.DeleteFunc(slices.Compact(all), func(s string) bool { return s == "" })
 }
 
 // blindListeners returns the addresses of listeners where no caller can have an

@@ -1,6 +1,7 @@
 package file
 
 import (
+	"fmt"
 	"net/netip"
 	"strings"
 	"testing"
@@ -99,6 +100,48 @@ services:
 	}
 	if n := len(cfg.Warnings); n != 3 {
 		t.Errorf("got %d warnings, want 3:\n%s", n, got)
+	}
+}
+
+// An account that any trust domain may have is reported where clients may be of several.
+func TestPolicyWarningsOfTrustDomains(t *testing.T) {
+	const rest = `
+identity:
+  tokens:
+    - {issuer: https://west.example, audience: [culvert], kubernetes: true, trustDomain: west.example}
+    - {trustDomain: corp.example, audience: [culvert]}
+  trust: {corp.example: {bundle: "https://bundle.corp.example/"}}
+services:
+  - {name: a.example, endpoints: ["10.0.0.1:443"]}
+policies:
+  - {name: p, action: %s, rules: [{sources: [%s]}]}
+`
+	const west, corp = "https://west.example", "corp.example"
+	const account = "{serviceAccounts: [{namespace: shop, name: api}]}"
+	for _, row := range []struct {
+		issuers, action, source string
+		want                    string
+	}{
+		{west, "allow", account, ""},
+		{west + ", " + corp, "allow", account, `policy "p" allows serviceAccounts of any trust domain, and clients may be of corp.example, west.example; add trustDomains: [corp.example]`},
+		{west + ", " + corp, "allow", "{namespaces: [shop]}", `policy "p" allows namespaces of any trust domain`},
+		{west + ", " + corp, "allow", "{trustDomains: [west.example], namespaces: [shop]}", ""},
+		{west + ", " + corp, "allow", "{users: [alice]}", ""},
+		{west + ", " + corp, "deny", account, ""},
+	} {
+		cfg, err := Parse("x.yaml", []byte("listeners: [{address: \":3128\", protocols: [connect], auth: {issuers: ["+row.issuers+"]}}]"+fmt.Sprintf(rest, row.action, row.source)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := ""
+		for _, w := range cfg.Warnings {
+			if strings.Contains(w.Error(), "any trust domain") {
+				got += w.Error()
+			}
+		}
+		if row.want == "" && got != "" || !strings.Contains(got, row.want) {
+			t.Errorf("%s %s from %s: got the warnings %q, want %q", row.action, row.source, row.issuers, got, row.want)
+		}
 	}
 }
 
