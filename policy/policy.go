@@ -28,7 +28,8 @@ type Policy struct {
 // Targets select what a Policy is about. All fields must match; nil matches
 // everything, and an empty list nothing. The zero Targets select every service.
 type Targets struct {
-	// Names are names of services: "db.shop.example", or "*.pay.example" for all below.
+	// Names are names of services, and those by which rules of listeners lead to them:
+	// "db.shop.example", or "*.pay.example" for all below.
 	// A Policy also selects a service whose own wildcard is wider, such as "*.example".
 	// A deny then counts for the whole service, and an allow admits only requests for
 	// the names of the Policy.

@@ -44,6 +44,7 @@ type compiledSection struct {
 type compiledRule struct {
 	*Rule
 	section  string
+	asked    []tunnel.Pattern // the names that it leads on; none where requests have no name
 	clients  *clientFilter
 	turn     int32 // the index of its counter
 	total    uint64
@@ -298,7 +299,15 @@ func (b *builder) addRule(l *compiledListener, s *compiledSection, r *Rule, entr
 	one := &compiledRule{Rule: r, section: s.Name, clients: compileClientFilter(r.Clients), turn: f.turns, backends: make([]compiledBackend, len(r.Backends))}
 	f.turns++
 	f.rules = append(f.rules, one)
-	s.rules++
+	if s.rules++; l.Protocol == TLS {
+		switch one.asked = r.Names; {
+		case len(r.Names) > 0:
+		case s.Host != tunnel.Pattern{}:
+			one.asked = []tunnel.Pattern{s.Host}
+		default:
+			one.asked = []tunnel.Pattern{tunnel.AnyName}
+		}
+	}
 	for i := range r.Backends {
 		from := &r.Backends[i]
 		to := &one.backends[i]

@@ -50,13 +50,13 @@ func (b *builder) addPolicies(snapshots []Snapshot) {
 		}
 	}
 	for i := range b.services {
-		b.services[i].policies = b.compilePolicies(c, &b.services[i], "")
+		b.services[i].policies = b.compilePolicies(c, &b.services[i], nil)
 	}
 	if b.listeners == nil {
 		return
 	}
 	for i := range b.listeners.backends {
-		b.listeners.backends[i].policies = b.compilePolicies(c, &b.listeners.backends[i], "")
+		b.listeners.backends[i].policies = b.compilePolicies(c, &b.listeners.backends[i], nil)
 	}
 	for _, r := range b.listeners.rules {
 		for i := range r.backends {
@@ -65,7 +65,7 @@ func (b *builder) addPolicies(snapshots []Snapshot) {
 			if e == nil {
 				continue
 			}
-			own := b.compilePolicies(c, e, r.Name)
+			own := b.compilePolicies(c, e, r)
 			if own.service != e.policies.service || own.workloads != nil {
 				to.policies = &own
 			}
@@ -73,13 +73,15 @@ func (b *builder) addPolicies(snapshots []Snapshot) {
 	}
 }
 
-// compilePolicies returns the policies of e, which a rule leads to, or none where route
-// is empty.
-func (b *builder) compilePolicies(c *policy.Compiler, e *serviceEntry, route string) policySets {
-	target := policy.Target{Service: e.Name, ID: e.ID.Service, Namespace: e.ID.Namespace, Names: e.Names, Route: route}
+// compilePolicies returns the policies of e, for requests that r leads to it; nil is for all
+// others.
+func (b *builder) compilePolicies(c *policy.Compiler, e *serviceEntry, r *compiledRule) policySets {
+	target := policy.Target{Service: e.Name, ID: e.ID.Service, Namespace: e.ID.Namespace, Names: e.Names}
 	if c.SelectsNames() {
 		target = *PolicyTarget(b.mesh, e.Service)
-		target.Route = route
+	}
+	if r != nil {
+		target.Route, target.Names = r.Name, append(target.Names[:len(target.Names):len(target.Names)], r.asked...)
 	}
 	p := policySets{service: c.Set(&target)}
 	if !c.SelectsWorkloads() {

@@ -121,6 +121,43 @@ func TestPolicyOfARoute(t *testing.T) {
 	}
 }
 
+// A policy for names is for every rule that leads on a request for one of them, whatever the
+// service behind it is called.
+func TestPolicyOfTheNamesOfARule(t *testing.T) {
+	db := service(t, "db.test", 5432)
+	db.Endpoints = endpoints("192.0.2.1:5432")
+	rule := func(name, host string, names ...string) *Section {
+		s := &Section{Name: name, Rules: []*Rule{ruleOf(t, name, names, Backend{Weight: 1, Service: db})}}
+		if host != "" {
+			s.Host = patterns(t, host)[0]
+		}
+		return s
+	}
+	deny := allowing("pay", webID, policy.Targets{Names: []string{"*.pay.test"}})
+	deny.Action = policy.Deny
+	all := []*Listener{
+		listenerOf("a", 1443, rule("exact", "", "a.pay.test")), listenerOf("b", 2443, rule("another", "", "a.shop.test")),
+		listenerOf("c", 3443, rule("wide", "", "*.test")), listenerOf("d", 4443, rule("host", "a.pay.test")),
+		listenerOf("e", 5443, rule("anything", "")), listenerOf("f", 6443, rule("stream", "")),
+	}
+	all[5].Protocol = TCP
+	r := merged(t, Snapshot{Listeners: all, Policies: []*policy.Policy{deny}})
+	for _, tt := range []struct {
+		section, name string
+		want          tunnel.Reason
+	}{
+		{"exact", "a.pay.test", tunnel.Denied}, {"another", "a.shop.test", tunnel.Done}, {"wide", "a.pay.test", tunnel.Denied},
+		{"host", "a.pay.test", tunnel.Denied}, {"anything", "a.pay.test", tunnel.Denied}, {"stream", "", tunnel.Done},
+	} {
+		if _, err := r.Resolve(t.Context(), as(confined(tt.section, tt.name), webID)); tunnel.ReasonOf(err) != tt.want {
+			t.Errorf("%s: got %v, want %s", tt.section, err, tt.want)
+		}
+		if _, err := r.Resolve(t.Context(), as(confined(tt.section, tt.name), apiID)); err != nil {
+			t.Errorf("%s, for another caller: %v", tt.section, err)
+		}
+	}
+}
+
 // workloads is a service of five endpoints, three of which policy denies to all but the api.
 func workloads(t testing.TB) (*Service, []*policy.Policy) {
 	db, web := &policy.Workload{Namespace: "shop", Labels: map[string]string{"app": "db"}}, &policy.Workload{Namespace: "shop", Labels: map[string]string{"app": "web"}}

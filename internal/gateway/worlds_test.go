@@ -350,7 +350,7 @@ func (s *worldSite) naive(w *world, req *worldRequest, of *registry.Service) (v 
 		Target: policy.Target{Service: of.Name, ID: of.ID.Service, Namespace: of.ID.Namespace, Names: of.Names},
 	}
 	if of == w.ruled {
-		one.Target.Route = "r1"
+		one.Target.Route, one.Target.Names = "r1", append(slices.Clone(of.Names), tunnel.AnyName) // the rule has no names
 	}
 	v.reason = tunnel.Denied
 	whole := one.Decide(false)
