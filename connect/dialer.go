@@ -48,6 +48,10 @@ type Dialer struct {
 	// that change, among others.
 	Header func(ctx context.Context, addr string) (Fields, error)
 
+	// SessionHeader, if set, returns more fields for a request that DialContext sends, which
+	// depend on the TLS session.
+	SessionHeader SessionFields
+
 	// Via is this gateway's pseudonym, which the request carries so that a
 	// Protocol with the same name sees a loop. "" sends only the names of
 	// the proxies the request in ctx came through.
@@ -83,7 +87,7 @@ func (d *Dialer) DialContext(ctx context.Context, network, addr string) (net.Con
 	if err != nil {
 		return nil, err
 	}
-	conn, early, err := d.Exchange(ctx, head, addr, func(status int, _ Fields) (bool, error) { return status/100 == 2, nil })
+	conn, early, err := d.exchange(ctx, head, addr, d.SessionHeader, func(status int, _ Fields) (bool, error) { return status/100 == 2, nil })
 	if err != nil {
 		return nil, err
 	}
@@ -102,6 +106,11 @@ func (d *Dialer) DialContext(ctx context.Context, network, addr string) (net.Con
 // The conn belongs to the caller, has no deadline, and has sent early behind
 // its answer.
 func (d *Dialer) Exchange(ctx context.Context, head []byte, addr string, yes func(status int, fields Fields) (bool, error)) (conn net.Conn, early []byte, err error) {
+	return d.exchange(ctx, head, addr, nil, yes)
+}
+
+// exchange is Exchange with the fields that more returns added to head.
+func (d *Dialer) exchange(ctx context.Context, head []byte, addr string, more SessionFields, yes func(status int, fields Fields) (bool, error)) (conn net.Conn, early []byte, err error) {
 	way := d.Dialer
 	if way == nil {
 		way = new(net.Dialer)
@@ -118,7 +127,7 @@ func (d *Dialer) Exchange(ctx context.Context, head []byte, addr string, yes fun
 		_ = raw.Close()
 		close(closed)
 	})
-	conn, early, err = d.open(ctx, raw, head, addr, yes)
+	conn, early, err = d.open(ctx, raw, head, addr, more, yes)
 	if !stop() {
 		<-closed
 		err = d.failed(ctx, "was given up", ctx.Err())
@@ -208,7 +217,7 @@ func checkField(f Field, more bool) error {
 }
 
 // open sends head over raw and reads the answer.
-func (d *Dialer) open(ctx context.Context, raw net.Conn, head []byte, addr string, yes func(int, Fields) (bool, error)) (net.Conn, []byte, error) {
+func (d *Dialer) open(ctx context.Context, raw net.Conn, head []byte, addr string, more SessionFields, yes func(int, Fields) (bool, error)) (net.Conn, []byte, error) {
 	wait := time.Now().Add(orElse(d.Wait, defaultWait))
 	if err := raw.SetDeadline(wait); err != nil {
 		return nil, nil, d.failed(ctx, "is gone", err)
@@ -223,6 +232,13 @@ func (d *Dialer) open(ctx context.Context, raw net.Conn, head []byte, addr strin
 	}
 	if err := tunnel.HandshakeDone(ctx); err != nil {
 		return nil, nil, d.failed(ctx, "is not asked", err)
+	}
+	fields, err := more.For(ctx, conn)
+	if err != nil {
+		return nil, nil, fmt.Errorf("connect: fields for %q: %w", addr, err)
+	}
+	if len(fields) > 0 { // in front of the empty line
+		head = append(fields.append1(bytes.Clone(head[:len(head)-2])), "\r\n"...)
 	}
 	if _, err := conn.Write(head); err != nil {
 		return nil, nil, d.failed(ctx, "did not take the request", err)

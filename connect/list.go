@@ -2,9 +2,11 @@ package connect
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"strconv"
 	"strings"
@@ -217,6 +219,42 @@ type ExtendedService interface {
 func (p *Protocol) AdmitList(ctx context.Context, req *tunnel.Request, list *HeaderList) (context.Context, Fields, error) {
 	ctx, err := p.Admit(ctx, req, list.Authority, list.Fields)
 	return ctx, nil, err
+}
+
+// A SessionFields returns the fields of a request that depend on the TLS session cs that it is sent
+// over. The ctx is that of the dial. Of a connection without TLS, cs is nil.
+type SessionFields func(ctx context.Context, cs *tls.ConnectionState) (Fields, error)
+
+// For returns the fields of a request over conn. f may be nil. All can be sent as they are,
+// with names in lower case.
+func (f SessionFields) For(ctx context.Context, conn net.Conn) (Fields, error) {
+	if f == nil {
+		return nil, nil
+	}
+	var cs *tls.ConnectionState
+	if t, ok := conn.(interface{ ConnectionState() tls.ConnectionState }); ok {
+		state := t.ConnectionState()
+		cs = &state
+	}
+	return f.In(ctx, cs)
+}
+
+// In is For of a session.
+func (f SessionFields) In(ctx context.Context, cs *tls.ConnectionState) (Fields, error) {
+	if f == nil {
+		return nil, nil
+	}
+	fields, err := f(ctx, cs)
+	if err == nil {
+		err = fields.Check()
+	}
+	if err != nil {
+		return nil, err
+	}
+	for i := range fields {
+		fields[i].Name = strings.ToLower(fields[i].Name)
+	}
+	return fields, nil
 }
 
 // An Asker makes the requests of a Dialer of any version. Its fields are those of Dialer.

@@ -36,7 +36,16 @@ type Protocol struct {
 
 	// ProxyName is the name of this gateway in Proxy-Status; "" means "culvert".
 	ProxyName string
+
+	// Delegate, if set, returns who has made req, where its client has a verified
+	// certificate and states a caller: stated are the values of all its fields
+	// Culvert-Peer, and req.TLS.Peer is the client. One that may not do that is the caller
+	// itself: req.Peer. An error refuses the request. For any other client the field has no meaning.
+	Delegate DelegateFunc
 }
+
+// A DelegateFunc is a Protocol's Delegate.
+type DelegateFunc func(req *tunnel.Request, stated []string) (tunnel.Peer, error)
 
 // via returns this gateway's pseudonym.
 func (p *Protocol) via() string {

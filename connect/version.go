@@ -2,6 +2,7 @@ package connect
 
 import (
 	"context"
+	"strings"
 
 	"culvert.dev/tunnel"
 )
@@ -25,6 +26,9 @@ func (p *Protocol) Admit(ctx context.Context, req *tunnel.Request, target string
 			return ctx, tunnel.Refusef(tunnel.ReasonOf(err), "connect: %w", err)
 		}
 	}
+	if err := p.delegate(req, fields); err != nil {
+		return ctx, err
+	}
 	if wrong != nil {
 		return ctx, &tunnel.Error{Reason: tunnel.BadRequest, Err: wrong}
 	}
@@ -34,6 +38,31 @@ func (p *Protocol) Admit(ctx context.Context, req *tunnel.Request, target string
 		return ctx, err
 	}
 	return WithVia(ctx, hops), nil
+}
+
+// callerField is the field in which a gateway states who has made a request, in lower case.
+const callerField = "culvert-peer"
+
+// delegate sets the Peer of req, whose client may be a gateway that states it.
+func (p *Protocol) delegate(req *tunnel.Request, fields Fields) error {
+	if p.Delegate == nil || req.TLS == nil || req.TLS.Peer.Method != "mtls" {
+		return nil
+	}
+	var stated []string
+	for _, f := range fields {
+		if len(f.Name) == len(callerField) && strings.EqualFold(strings.ReplaceAll(f.Name, "_", "-"), callerField) {
+			stated = append(stated, f.Value)
+		}
+	}
+	if len(stated) == 0 {
+		return nil
+	}
+	peer, err := p.Delegate(req, stated)
+	if err != nil {
+		return tunnel.Refusef(tunnel.NoAuth, "connect: %w", err)
+	}
+	req.Peer = peer
+	return nil
 }
 
 // Refusal is Answer with the challenges of p.Auth.

@@ -111,32 +111,60 @@ type header struct {
 // has shown none, it is that of the assertion's own certificate chain, or one of the
 // gateway's Keys. The Assertion is shared: it is not changed.
 func (v *Verifier) Verify(token string, cs *tls.ConnectionState) (*Assertion, error) {
+	s := new(Session)
+	if cs != nil && token != "" {
+		binding, err := Binding(cs)
+		if err != nil {
+			return nil, err
+		}
+		s.Binding, s.shown = binding, cs.PeerCertificates
+	}
+	return v.verifyIn(token, s)
+}
+
+// A Session is a TLS session with a gateway, for a service that knows whose it is.
+type Session struct {
+	// Gateway is whose session it is: the service has verified its certificate, Leaf. Its
+	// TrustDomains count, where "" stands for callers whose id has none, and the rest is
+	// not used.
+	Gateway Gateway
+	Leaf    *x509.Certificate
+
+	Binding  []byte   // the tls-exporter: see Binding
+	Audience []string // of the service in this session, beside that of the Verifier
+
+	shown []*x509.Certificate // in place of Gateway and Leaf: not verified
+}
+
+// VerifySession is Verify for a service that has verified the gateway's certificate
+// itself. The Gateways of v do not matter.
+func (v *Verifier) VerifySession(token string, s *Session) (*Assertion, error) {
+	if s.Gateway.ID == "" || s.Leaf == nil || len(s.Binding) == 0 {
+		return nil, refusef(NoBinding, "there is no TLS session of a gateway that the assertion could be bound to")
+	}
+	return v.verifyIn(token, s)
+}
+
+func (v *Verifier) verifyIn(token string, s *Session) (*Assertion, error) {
 	switch {
 	case token == "":
 		return nil, refusef(Missing, "there is no assertion")
 	case len(token) > MaxToken:
 		return nil, refusef(TooLarge, "the assertion has %d bytes, limit %d", len(token), MaxToken)
-	}
-	var binding []byte
-	if cs != nil {
-		var err error
-		if binding, err = Binding(cs); err != nil {
-			return nil, err
-		}
-	} else if !v.Unbound {
+	case s.Binding == nil && !v.Unbound:
 		return nil, refusef(NoBinding, "there is no TLS session that the assertion could be bound to")
 	}
-	seen := key(binding, []byte(token))
+	seen := key([]byte(s.Gateway.ID), s.Binding, []byte(token))
 	v.mu.Lock()
 	a := v.verified[seen]
 	v.mu.Unlock()
 	if a != nil {
-		if err := v.checkTime(a); err != nil {
+		if err := v.admit(a, s); err != nil {
 			return nil, err
 		}
 		return a, nil
 	}
-	a, err := v.verify(token, cs, binding)
+	a, err := v.verify(token, s)
 	if err != nil {
 		return nil, err
 	}
@@ -147,6 +175,26 @@ func (v *Verifier) Verify(token string, cs *tls.ConnectionState) (*Assertion, er
 	}
 	v.verified[seen] = a
 	return a, nil
+}
+
+// admit decides about an assertion that its gateway has signed.
+func (v *Verifier) admit(a *Assertion, s *Session) error {
+	if err := v.checkTime(a); err != nil {
+		return err
+	}
+	gateway := &s.Gateway
+	if gateway.ID == "" {
+		gateway = v.gateway(a.Actors[0])
+	}
+	switch {
+	case !slices.Contains(v.Audience, a.Audience) && !slices.Contains(s.Audience, a.Audience):
+		return refusef(WrongAudience, "the assertion is for %q, and this service is %q", clip(a.Audience), slices.Concat(v.Audience, s.Audience))
+	case s.Binding != nil && !bytes.Equal(a.Binding, s.Binding):
+		return refusef(WrongSession, "the assertion is bound to another TLS session")
+	case len(gateway.TrustDomains) > 0 && !slices.Contains(gateway.TrustDomains, trustDomain(a.Subject)):
+		return refusef(NotDelegated, "%q may name callers of the trust domains %q, and the caller is %q", gateway.ID, gateway.TrustDomains, clip(a.Subject))
+	}
+	return nil
 }
 
 // key returns one that nothing else has.
@@ -161,7 +209,7 @@ func key(parts ...[]byte) (sum [sha256.Size]byte) {
 }
 
 // verify is Verify, for a token that was not seen before.
-func (v *Verifier) verify(token string, cs *tls.ConnectionState, binding []byte) (*Assertion, error) {
+func (v *Verifier) verify(token string, s *Session) (*Assertion, error) {
 	first, rest, _ := strings.Cut(token, ".")
 	second, third, ok := strings.Cut(rest, ".")
 	var h header
@@ -189,11 +237,16 @@ func (v *Verifier) verify(token string, cs *tls.ConnectionState, binding []byte)
 		return nil, &Error{Malformed, err}
 	}
 	gateway := v.gateway(c.Issuer)
-	if gateway == nil {
+	switch {
+	case s.Gateway.ID != "" && s.Gateway.ID != c.Issuer:
+		return nil, refusef(UnknownGateway, "the assertion is of %q, and the TLS session is of %q", clip(c.Issuer), s.Gateway.ID)
+	case s.Gateway.ID == "" && gateway == nil:
 		return nil, refusef(UnknownGateway, "the assertion is of %q, which is none of the gateways that may call on behalf of others", clip(c.Issuer))
 	}
-	keys, err := v.keys(gateway, h.X5C, cs)
-	if err != nil {
+	var keys []crypto.PublicKey
+	if s.Gateway.ID != "" {
+		keys = []crypto.PublicKey{s.Leaf.PublicKey}
+	} else if keys, err = v.keys(gateway, h.X5C, s.shown); err != nil {
 		return nil, err
 	}
 	if err := checkSignature(token, h.Alg, keys); err != nil {
@@ -204,16 +257,8 @@ func (v *Verifier) verify(token string, cs *tls.ConnectionState, binding []byte)
 	if err != nil {
 		return nil, err
 	}
-	if err := v.checkTime(a); err != nil {
+	if err := v.admit(a, s); err != nil {
 		return nil, err
-	}
-	switch {
-	case !slices.Contains(v.Audience, a.Audience):
-		return nil, refusef(WrongAudience, "the assertion is for %q, and this service is %q", clip(a.Audience), v.Audience)
-	case cs != nil && !bytes.Equal(a.Binding, binding):
-		return nil, refusef(WrongSession, "the assertion is bound to another TLS session")
-	case len(gateway.TrustDomains) > 0 && !slices.Contains(gateway.TrustDomains, trustDomain(a.Subject)):
-		return nil, refusef(NotDelegated, "%q may name callers of the trust domains %q, and the caller is %q", gateway.ID, gateway.TrustDomains, clip(a.Subject))
 	}
 	return a, nil
 }
@@ -263,12 +308,8 @@ func (v *Verifier) now() time.Time {
 }
 
 // keys returns the keys that may have signed for g.
-func (v *Verifier) keys(g *Gateway, x5c []string, cs *tls.ConnectionState) ([]crypto.PublicKey, error) {
-	var shown []*x509.Certificate
+func (v *Verifier) keys(g *Gateway, x5c []string, shown []*x509.Certificate) ([]crypto.PublicKey, error) {
 	where := "in the TLS session"
-	if cs != nil {
-		shown = cs.PeerCertificates
-	}
 	if len(shown) == 0 && len(x5c) > 0 {
 		where = "of the assertion"
 		for _, s := range x5c {

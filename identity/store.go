@@ -18,6 +18,29 @@ type Store struct {
 	mu    sync.Mutex
 	keys  map[string]*Key
 	trust map[string]*Trust
+
+	delegations atomic.Pointer[map[string][]string] // the trust domains, by the gateway's id
+}
+
+// SetDelegates says, by trust domain, which gateways may name callers of it. What was said
+// before is forgotten.
+func (s *Store) SetDelegates(byDomain map[string][]string) {
+	all := make(map[string][]string)
+	for domain, ids := range byDomain {
+		for _, id := range ids {
+			all[id] = append(all[id], domain)
+		}
+	}
+	s.delegations.Store(&all)
+}
+
+// Delegations returns the trust domains whose callers the gateway with that id may name.
+// The slice is not to be changed.
+func (s *Store) Delegations(id string) []string {
+	if all := s.delegations.Load(); all != nil {
+		return (*all)[id]
+	}
+	return nil
 }
 
 // Key returns the key with that name. Nobody needs to have set it yet: until then its

@@ -314,6 +314,10 @@ type Hop struct {
 	KeyName    string   `json:",omitempty"`
 	TrustNames []string `json:",omitempty"`
 
+	// ForwardIdentity has requests to the last gateway on the way state who has made them,
+	// signed with the key of the certificate. It is of carriers with TLS, WebSockets aside.
+	ForwardIdentity bool `json:",omitzero"`
+
 	// TokenFile has the token to show there, and JWTSVID says which one of the Workload
 	// API is, in place of Token: "" and nil for none. They are asked each time.
 	TokenFile string   `json:",omitempty"`

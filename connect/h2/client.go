@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"golang.org/x/net/http2"
@@ -139,6 +140,14 @@ func (k *client) open(ctx context.Context, pseudo, fields connect.Fields, head *
 	if err := k.handshakeDone(ctx); err != nil {
 		k.Release()
 		return nil, nil, err
+	}
+	own, err := k.d.SessionHeader.For(ctx, c.nc)
+	if err != nil {
+		k.Release()
+		return nil, nil, fmt.Errorf("connect: fields for %q: %w", addr, err)
+	}
+	if len(own) > 0 {
+		fields = slices.Concat(fields, own) // those of another connection are tried again without
 	}
 	c.mu.Lock()
 	if k.mute && c.err == nil { // why is known in a moment

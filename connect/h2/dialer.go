@@ -38,6 +38,7 @@ type Dialer struct {
 	Dialer        tunnel.Dialer
 	Authorization string
 	Header        func(ctx context.Context, addr string) (connect.Fields, error)
+	SessionHeader connect.SessionFields
 	Via           string
 
 	// TLS, if set, is used to the proxy, with the ALPN "h2" and what else its

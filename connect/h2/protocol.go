@@ -36,6 +36,7 @@ const sniffLen = len("PRI * HTTP/2.0\r\n")
 type Protocol struct {
 	// Auth, Via, CurrentVia and ProxyName are those of connect.Protocol.
 	Auth       connect.Authenticator
+	Delegate   connect.DelegateFunc
 	Via        string
 	CurrentVia func() string
 	ProxyName  string
@@ -132,7 +133,7 @@ func (p *Protocol) service() connect.Service {
 	if p.Service != nil {
 		return p.Service
 	}
-	return &mux.PlainService{Protocol: connect.Protocol{Auth: p.Auth, Via: p.Via, CurrentVia: p.CurrentVia}, Proto: "connect-h2"}
+	return &mux.PlainService{Protocol: connect.Protocol{Auth: p.Auth, Via: p.Via, CurrentVia: p.CurrentVia, Delegate: p.Delegate}, Proto: "connect-h2"}
 }
 
 func (p *Protocol) streams() int { return mux.OrDefault(p.Streams, DefaultStreams) }

@@ -2,6 +2,7 @@ package h3
 
 import (
 	"context"
+	"crypto/x509"
 	"net"
 	"net/netip"
 	"time"
@@ -49,7 +50,8 @@ type attempt struct {
 
 	// peer is the identity of the client. It is written in the handshake, and read when
 	// that is complete.
-	peer tunnel.Peer
+	peer  tunnel.Peer
+	shown *x509.Certificate // the server's own; nil where it is not known
 }
 
 type attemptKey struct{}
@@ -60,6 +62,13 @@ type attemptKey struct{}
 func Identified(ctx context.Context, peer tunnel.Peer) {
 	if a, ok := ctx.Value(attemptKey{}).(*attempt); ok {
 		a.peer = peer
+	}
+}
+
+// Shown notes which certificate the server has shown in a handshake, as Identified does.
+func Shown(ctx context.Context, own *x509.Certificate) {
+	if a, ok := ctx.Value(attemptKey{}).(*attempt); ok {
+		a.shown = own
 	}
 }
 

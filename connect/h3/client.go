@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -107,9 +108,22 @@ func (k *client) openStream(ctx context.Context) (*quic.Stream, error) {
 	return qs, nil
 }
 
-// open opens a stream with the request of list, which is encoded in head, and waits for
-// its answer, whose fields it returns.
-func (k *client) open(ctx context.Context, head []byte, list *Head) (*Stream, connect.Fields, error) {
+// head encodes a request, with the fields that depend on the session.
+func (k *client) head(ctx context.Context, pseudo, fields connect.Fields) ([]byte, error) {
+	if k.d.SessionHeader == nil {
+		return appendHead(nil, pseudo, fields), nil
+	}
+	cs := k.c.qc.ConnectionState().TLS
+	own, err := k.d.SessionHeader.In(ctx, &cs)
+	if err != nil {
+		return nil, err
+	}
+	return appendHead(nil, pseudo, slices.Concat(fields, own)), nil
+}
+
+// open opens a stream with the request of list, of these fields, and waits for its answer,
+// whose fields it returns.
+func (k *client) open(ctx context.Context, pseudo, fields connect.Fields, list *Head) (*Stream, connect.Fields, error) {
 	if list.Protocol != "" {
 		if err := k.extended(ctx); err != nil {
 			k.Release()
@@ -119,6 +133,11 @@ func (k *client) open(ctx context.Context, head []byte, list *Head) (*Stream, co
 	if err := tunnel.HandshakeDone(ctx); err != nil {
 		k.Release()
 		return nil, nil, connect.Unusable(k.d.Proxy, "is not asked", err)
+	}
+	head, err := k.head(ctx, pseudo, fields)
+	if err != nil {
+		k.Release()
+		return nil, nil, fmt.Errorf("connect: fields for %q: %w", list.Authority, err)
 	}
 	k.mu.Lock()
 	affords := k.purse.Ask()

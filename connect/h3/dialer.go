@@ -44,6 +44,7 @@ type Dialer struct {
 	Proxy         string
 	Authorization string
 	Header        func(ctx context.Context, addr string) (connect.Fields, error)
+	SessionHeader connect.SessionFields
 	Via           string
 
 	// Lookup finds the addresses of the proxy's host, where that is a name; nil
@@ -132,10 +133,9 @@ func (d *Dialer) Open(ctx context.Context, list *Head) (_ net.Conn, answer conne
 	if err != nil {
 		return nil, nil, err
 	}
-	head := appendHead(nil, pseudo, fields)
 	var s *Stream
 	err = d.conns().Try(ctx, func(k *client) (err error) {
-		s, answer, err = k.open(ctx, head, list)
+		s, answer, err = k.open(ctx, pseudo, fields, list)
 		return err
 	})
 	if err != nil {

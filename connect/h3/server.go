@@ -42,6 +42,7 @@ type Server struct {
 
 	// Auth, Via, CurrentVia and ProxyName are those of connect.Protocol.
 	Auth       connect.Authenticator
+	Delegate   connect.DelegateFunc
 	Via        string
 	CurrentVia func() string
 	ProxyName  string
@@ -236,7 +237,7 @@ func (s *Server) accept(ctx context.Context, qc *quic.Conn, tr *quic.Transport, 
 	if k.tls.Peer = a.peer; a.peer.Method != "" {
 		k.tls.Chain = cs.PeerCertificates
 	}
-	k.tls.Version, k.tls.CipherSuite = cs.Version, cs.CipherSuite
+	k.tls.Version, k.tls.CipherSuite, k.tls.Certificate = cs.Version, cs.CipherSuite, a.shown
 	k.tls.Exporter = exporter{qc}.export
 	s.mu.Lock()
 	if s.conns == nil {
@@ -406,7 +407,7 @@ func (s *Server) service() connect.Service {
 	if s.Service != nil {
 		return s.Service
 	}
-	return &mux.PlainService{Protocol: connect.Protocol{Auth: s.Auth, Via: s.Via, CurrentVia: s.CurrentVia}, Proto: proto}
+	return &mux.PlainService{Protocol: connect.Protocol{Auth: s.Auth, Via: s.Via, CurrentVia: s.CurrentVia, Delegate: s.Delegate}, Proto: proto}
 }
 
 // reportAttempt reports a handshake or connection that ended without a request.

@@ -48,6 +48,8 @@ type Dialer struct {
 	Baggage string
 	Via     string
 
+	SessionHeader connect.SessionFields // that of connect.Dialer
+
 	once sync.Once
 	h2   h2.Dialer
 }
@@ -56,7 +58,7 @@ var _ tunnel.Dialer = (*Dialer)(nil)
 
 func (d *Dialer) inner() *h2.Dialer {
 	d.once.Do(func() {
-		d.h2.Proxy, d.h2.Via, d.h2.Header = d.Gateway, d.Via, header(d.Baggage)
+		d.h2.Proxy, d.h2.Via, d.h2.Header, d.h2.SessionHeader = d.Gateway, d.Via, header(d.Baggage), d.SessionHeader
 		d.h2.Dialer = &secureDialer{dialer: d.Dialer, keys: d.TLS, verifier: d.Verifier}
 		d.h2.Streams, d.h2.Idle, d.h2.Ping, d.h2.Pong = maxStreams, idleTimeout, pingInterval, pongTimeout
 	})

@@ -27,6 +27,8 @@ type Protocol struct {
 	Streams    int
 	Idle       time.Duration
 
+	Delegate connect.DelegateFunc // that of connect.Protocol
+
 	once sync.Once
 	h2   h2.Protocol
 }
@@ -40,7 +42,7 @@ var (
 func (p *Protocol) inner() *h2.Protocol {
 	p.once.Do(func() {
 		p.h2.ProxyName, p.h2.Streams, p.h2.Idle = p.ProxyName, p.Streams, p.Idle
-		p.h2.Service = &service{plain: connect.Protocol{Via: p.Via, CurrentVia: p.CurrentVia}}
+		p.h2.Service = &service{plain: connect.Protocol{Via: p.Via, CurrentVia: p.CurrentVia, Delegate: p.Delegate}}
 	})
 	return &p.h2
 }
@@ -70,11 +72,12 @@ func (*service) Name() string { return "hbone" }
 
 // AdmitList implements connect.Service. It also requires a verified certificate.
 func (s *service) AdmitList(ctx context.Context, req *tunnel.Request, list *connect.HeaderList) (context.Context, connect.Fields, error) {
+	verified := req.Peer.Method == "mtls" // whomever a gateway states
 	ctx, fields, err := s.plain.AdmitList(ctx, req, list)
 	if err != nil {
 		return ctx, nil, err
 	}
-	if req.Peer.Method != "mtls" {
+	if !verified {
 		return ctx, nil, tunnel.Refusef(tunnel.NoAuth, "hbone: the client has no certificate that was verified")
 	}
 	req.Unverified = unverified(list.Fields)

@@ -172,6 +172,9 @@ func fields(o *tunnel.Outcome, w fieldWriter) {
 	if actor := actorOf(&o.Peer); actor != nil {
 		text("actor", actor.ID, maxField)            // identity of the client certificate beside a user or a token, or of the gateway that stated the peer
 		text("actor_method", actor.Method, maxField) // how the actor was verified
+		if earlier := actors(o.Peer)[1:]; len(earlier) > 0 {
+			text("earlier_actors", join(earlier), maxError) // gateways on the way before the actor, as it states them, the nearest first
+		}
 	}
 	if p := o.Policy; p != nil {
 		text("policy", p.Policy, maxField)        // policy that permitted or denied the request
@@ -252,4 +255,13 @@ func attempts(o *tunnel.Outcome) []string {
 		tried = append(tried, clean(ep, 2*maxTarget)+" after "+a.Took.Round(time.Microsecond).String()+": "+clean(how, maxField))
 	}
 	return tried
+}
+
+// actors returns the ids of the actors of p, the nearest first.
+func actors(p tunnel.Peer) (ids []string) {
+	const most = 8
+	for at := p.Auth; at != nil && at.Actor != nil && len(ids) < most; at = at.Actor.Auth {
+		ids = append(ids, at.Actor.ID)
+	}
+	return ids
 }

@@ -206,7 +206,7 @@ func TestItemsThatClaimTheSame(t *testing.T) {
 			t.Errorf("got %v, want %q", err, want)
 		}
 	}
-	if a := tunnel.MustParseName("a.test"); !p.Owns(a) || p.Config(a, func(tunnel.Peer) {}) == nil || p.Owns(tunnel.MustParseName("b.test")) {
+	if a := tunnel.MustParseName("a.test"); !p.Owns(a) || p.Config(a, func(tunnel.Peer) {}, func(*tls.Certificate) {}) == nil || p.Owns(tunnel.MustParseName("b.test")) {
 		t.Error("items that are refused are in use")
 	}
 	// A wildcard beside an exact name is no conflict, and the exact one comes first.

@@ -111,10 +111,11 @@ func (p *Protocol) Inner() (all []tunnel.Protocol) {
 
 // Config returns how TLS for n is terminated, for one handshake of a caller that does so
 // without Protocol; nil where it is not terminated here. verified is called with the
-// identity of a client that has one; it is only true if the handshake completes.
-func (p *Protocol) Config(n tunnel.Name, verified func(tunnel.Peer)) *tls.Config {
+// identity of a client that has one, and shown with the certificate that it gets; it is
+// only true if the handshake completes.
+func (p *Protocol) Config(n tunnel.Name, verified func(tunnel.Peer), shown func(*tls.Certificate)) *tls.Config {
 	if i := p.items.Load().find(n); i != nil {
-		return i.keys.configFor(verified, func(*tls.Certificate) {})
+		return i.keys.configFor(verified, shown)
 	}
 	return nil
 }

@@ -59,6 +59,8 @@ type Trust struct {
 	// they sign has no SPIFFE id, and is known by another name.
 	Type string `yaml:"type" oneof:"trustDomain ca" default:"trustDomain"`
 
+	Delegates []string `yaml:"delegates" what:"a gateway" as:"workload" unique:"gateway" empty:"leave the key out, and no gateway may name callers of the trust domain"`
+
 	EndpointID     string `yaml:"endpointID" as:"workload"` // of Bundle, for the profile https_spiffe
 	EndpointCAFile string `yaml:"endpointCAFile"`           // CAs for the profile https_web; "" means those of the system
 	BundleFile     string `yaml:"bundleFile"`               // the bundle to begin with
@@ -219,6 +221,9 @@ func (t *Trust) check(d *decoder, at mapping) {
 	}
 	if n := at.value("type"); n != nil && t.Type == TypeCA && at.value("caFile") == nil && len(from) > 0 {
 		d.errorf(n, "leave it out, or write caFile: FILE", "a bundle from %s is that of a trust domain, and no CAs without one", from[0])
+	}
+	if n := at.value("delegates"); n != nil && t.Type == TypeCA {
+		d.errorf(n, "leave it out", "delegates name callers of a trust domain, and these CAs speak for none")
 	}
 	if n := at.value("crlFile"); n != nil && at.value("caFile") == nil {
 		d.errorf(n, "leave it out, or write caFile: FILE", "crlFile has the revocation lists of the CAs of caFile, and there is none")

@@ -40,6 +40,7 @@ type hopAccess struct {
 	CertificateFile string   `yaml:"certificateFile"`
 	KeyFile         string   `yaml:"keyFile"`
 	Key             string   `yaml:"key"`
+	ForwardIdentity bool     `yaml:"forwardIdentity"`
 	ServerName      string   `yaml:"serverName" as:"host"` // "" means the host of its address
 	Peers           []string `yaml:"peers" what:"a SPIFFE id" as:"spiffe" empty:""`
 	Behind          []string `yaml:"behind" what:"a SPIFFE id" as:"spiffe" empty:""`
@@ -72,7 +73,7 @@ func (j *jwtSVID) registered() *registry.JWTSVID {
 func (a *hopAccess) registered() registry.Hop {
 	return registry.Hop{
 		Insecure: a.Insecure, HTTP2: a.HTTP2, ServerName: a.ServerName, Peers: readable(a.Peers), InnerPeers: readable(a.Behind),
-		KeyName: a.Key, TrustNames: readable(a.Trust), JWTSVID: a.JWTSVID.registered(),
+		ForwardIdentity: a.ForwardIdentity, KeyName: a.Key, TrustNames: readable(a.Trust), JWTSVID: a.JWTSVID.registered(),
 	}
 }
 
@@ -156,6 +157,18 @@ func (d *decoder) checkAccess(n *yaml.Node, protocol string, hasTLS bool) {
 	}
 	if has(n, "serverName") && protocol == "hbone" {
 		d.errorf(keyOf(n, "serverName"), "use peers, or leave it out", "serverName has no effect: clients of hbone send no name")
+	}
+	if has(n, "forwardIdentity") {
+		switch {
+		case protocol == "socks5" || protocol == "websocket":
+			d.errorf(keyOf(n, "forwardIdentity"), "ask the gateway by connect, connect-h2, connect-h3 or hbone, or leave it out", "forwardIdentity has no effect: requests by %s do not state who a client is", protocol)
+		case !hasTLS:
+			d.errorf(keyOf(n, "forwardIdentity"), "use TLS there, or leave it out", "forwardIdentity needs TLS: what it states is for one TLS session")
+		case has(n, "behind"):
+			d.errorf(keyOf(n, "forwardIdentity"), "leave it out", "forwardIdentity has no effect: the server behind the gateway is not told")
+		default:
+			d.needCertificate(n, "forwardIdentity")
+		}
 	}
 	if protocol == "hbone" {
 		for _, key := range []string{"tokenFile", "jwtSVID", "userFile"} {

@@ -138,6 +138,13 @@ func (s *identities) use(c *file.Identity) error {
 		was = &file.Identity{}
 	}
 	s.current = c
+	delegates := make(map[string][]string)
+	for name, t := range c.Trust {
+		if domain := t.TrustDomain(name); domain != "" {
+			delegates[domain] = t.Delegates
+		}
+	}
+	s.store.SetDelegates(delegates)
 	s.useFiles(was, c)
 	s.useAgent(was, c)
 	s.useBundles(c)

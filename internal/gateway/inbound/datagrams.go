@@ -67,7 +67,7 @@ func (d *Datagrams) Protos() []string {
 
 // connectUDP makes the protocol of CONNECT-UDP.
 func (b *Builder) connectUDP(auth connect.Authenticator) *connectudp.Protocol {
-	return &connectudp.Protocol{Protocol: connect.Protocol{Auth: auth, CurrentVia: b.CurrentVia}, Dialer: b.UDP, Dropped: b.DroppedDatagrams, Budget: b.Budget}
+	return &connectudp.Protocol{Protocol: connect.Protocol{Auth: auth, CurrentVia: b.CurrentVia, Delegate: b.delegate()}, Dialer: b.UDP, Dropped: b.DroppedDatagrams, Budget: b.Budget}
 }
 
 // An HTTP3 ends QUIC at an address of UDP and takes CONNECT over HTTP/3. Its
@@ -122,12 +122,12 @@ func (p *HTTP3) prepare(b *Builder, name string) {
 		if err != nil && hello.ServerName != "" {
 			return nil, err
 		}
-		if cfg := p.items.Config(name, func(peer tunnel.Peer) { h3.Identified(hello.Context(), peer) }); cfg != nil {
+		if cfg := p.items.Config(name, func(peer tunnel.Peer) { h3.Identified(hello.Context(), peer) }, func(c *tls.Certificate) { h3.Shown(hello.Context(), c.Leaf) }); cfg != nil {
 			return cfg, nil
 		}
 		return nil, fmt.Errorf("gateway: no certificate for HTTP/3 with the server name %q", hello.ServerName)
 	}}
-	s.Auth, s.CurrentVia, s.Name = p.Auth, p.CurrentVia, name
+	s.Auth, s.CurrentVia, s.Name, s.Delegate = p.Auth, p.CurrentVia, name, b.delegate()
 	if p.ConnectUDP {
 		s.Extended = []connect.ExtendedService{b.connectUDP(p.Auth)}
 	}

@@ -47,6 +47,9 @@ type Builder struct {
 
 	once   sync.Once
 	checks *checkQueue // of passwords, for all Listeners
+
+	delegatesOnce sync.Once
+	delegates     *delegates
 }
 
 // A Listener is what is served at the socket of a registry.Listener.

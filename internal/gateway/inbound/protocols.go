@@ -209,15 +209,15 @@ func (l *Listener) speak(names []string, s *registry.ListenerSettings) ([]tunnel
 			}
 		case "connect", "connect-h2":
 			if name == "connect-h2" {
-				carrier = &h2.Protocol{Auth: auth, CurrentVia: via}
+				carrier = &h2.Protocol{Auth: auth, CurrentVia: via, Delegate: l.builder.delegate()}
 				ps = append(ps, carrier)
 				continue
 			}
-			ps = append(ps, &connect.Protocol{Auth: auth, CurrentVia: via})
+			ps = append(ps, &connect.Protocol{Auth: auth, CurrentVia: via, Delegate: l.builder.delegate()})
 		case "connect-udp":
 			extended = append(extended, l.builder.connectUDP(auth))
 		case "hbone":
-			ps = append(ps, &hbone.Protocol{CurrentVia: via})
+			ps = append(ps, &hbone.Protocol{CurrentVia: via, Delegate: l.builder.delegate()})
 		case "socks5":
 			ps = append(ps, &socks5.Protocol{Verify: auth.password, Off: auth.Off})
 		case "postgres":

@@ -50,7 +50,7 @@ func hopSettings(hops []registry.Hop) []any {
 		if h.JWTSVID != nil {
 			svid = append([]string{h.JWTSVID.ID}, h.JWTSVID.Audience...)
 		}
-		settings = append(settings, h.Proto, h.Addresses, h.ServerName, string(h.Token), h.TokenFile, svid, h.User, string(h.Password), h.Roots, h.Certificate, string(h.Key), h.Peers, h.InnerPeers, h.Trust, h.KeyName, h.TrustNames, fmt.Sprint(h.HTTP2), fmt.Sprint(h.Insecure))
+		settings = append(settings, h.Proto, h.Addresses, h.ServerName, string(h.Token), h.TokenFile, svid, h.User, string(h.Password), h.Roots, h.Certificate, string(h.Key), h.Peers, h.InnerPeers, h.Trust, h.KeyName, h.TrustNames, fmt.Sprint(h.ForwardIdentity), fmt.Sprint(h.HTTP2), fmt.Sprint(h.Insecure))
 	}
 	return settings
 }
@@ -166,7 +166,9 @@ func (t *Transports) makeNextHop(hops []registry.Hop) (n *NextHop, pools []io.Cl
 		hop := &hops[i]
 		var gateways gatewayList
 		for _, addr := range hop.Addresses {
-			carrier, err := t.newCarrier(hop, addr, n.last)
+			own := *hop
+			own.ForwardIdentity = hop.ForwardIdentity && i == len(hops)-1 // connections to those before may be shared
+			carrier, err := t.newCarrier(&own, addr, n.last)
 			if err != nil {
 				return nil, nil, err
 			}
@@ -180,6 +182,9 @@ func (t *Transports) makeNextHop(hops []registry.Hop) (n *NextHop, pools []io.Cl
 			return nil, nil, errors.New("gateway: a hop leads nowhere")
 		}
 		n.last, n.info.Datagrams = gateways, gateways.carriesDatagrams()
+		if hop.ForwardIdentity && i == len(hops)-1 {
+			n.info.Identity = "in the request to the last gateway, with an assertion for it"
+		}
 		n.info.Hops = append(n.info.Hops, hop.Proto+" "+strings.Join(hop.Addresses, " or "))
 	}
 	n.literals = literals(&hops[0])
@@ -228,7 +233,7 @@ func (n *NextHop) Dial(ctx context.Context, ep *tunnel.Endpoint, req *tunnel.Req
 	if req.Datagrams != nil {
 		network = "udp"
 	}
-	return n.DialContext(hbone.WithRequest(ctx, req), network, ep.String())
+	return n.DialContext(withCaller(hbone.WithRequest(ctx, req), req), network, ep.String())
 }
 
 // DialContext implements tunnel.Dialer, for streams that no request has asked for.
@@ -286,10 +291,15 @@ func (t *Transports) newCarrier(h *registry.Hop, addr string, dialer tunnel.Dial
 		return nil, err
 	}
 	verifier.Client(cfg)
+	caller, err := callerHeader(h, cfg)
+	if err != nil {
+		return nil, err
+	}
 	switch h.Proto {
 	case "hbone":
 		outer := &hbone.Dialer{Gateway: addr, Dialer: budgetDialer{dialer, t.Budget}, TLS: cfg, Verifier: verifier, Via: t.via()}
 		if len(h.InnerPeers) == 0 {
+			outer.SessionHeader = caller
 			return outer, nil
 		}
 		behind, err := t.hopVerifier(h, addr, h.InnerPeers)
@@ -303,12 +313,12 @@ func (t *Transports) newCarrier(h *registry.Hop, addr string, dialer tunnel.Dial
 			cfg = nil
 		}
 		if h.Proto == "connect-h2" {
-			d := &h2.Dialer{Proxy: proxy, Dialer: budgetDialer{dialer, t.Budget}, TLS: cfg, Authorization: credentials, Header: token.in("Proxy-Authorization"), Via: t.via()}
+			d := &h2.Dialer{Proxy: proxy, Dialer: budgetDialer{dialer, t.Budget}, TLS: cfg, Authorization: credentials, Header: token.in("Proxy-Authorization"), SessionHeader: caller, Via: t.via()}
 			return t.withDatagrams(d, proxy), nil
 		}
-		return &connect.Dialer{Proxy: proxy, Dialer: dialer, TLS: cfg, Authorization: credentials, Header: token.in("Proxy-Authorization"), Via: t.via()}, nil
+		return &connect.Dialer{Proxy: proxy, Dialer: dialer, TLS: cfg, Authorization: credentials, Header: token.in("Proxy-Authorization"), SessionHeader: caller, Via: t.via()}, nil
 	case "connect-h3":
-		d := &h3.Dialer{Proxy: addr, TLS: cfg, Authorization: credentials, Header: token.in("Proxy-Authorization"), Via: t.via(), Lookup: t.addresses, Listen: t.listenUDP}
+		d := &h3.Dialer{Proxy: addr, TLS: cfg, Authorization: credentials, Header: token.in("Proxy-Authorization"), SessionHeader: caller, Via: t.via(), Lookup: t.addresses, Listen: t.listenUDP}
 		if !first {
 			if before, ok := dialer.(gatewayList); !ok || !before.carriesDatagrams() {
 				return nil, fmt.Errorf("gateway: %q can be asked by connect-h3 only if the gateway before it is asked by connect-h2 or connect-h3, which carry datagrams", addr)

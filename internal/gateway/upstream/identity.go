@@ -12,7 +12,9 @@ import (
 	"net"
 	"sync"
 	"sync/atomic"
+	"time"
 
+	"culvert.dev/connect"
 	"culvert.dev/connect/proxyproto"
 	"culvert.dev/delegation"
 	"culvert.dev/registry"
@@ -157,14 +159,9 @@ func (s *signers) of(cert *tls.Certificate) (*delegation.Signer, error) {
 	if !ok {
 		return nil, fmt.Errorf("gateway: a key of the type %T cannot sign", cert.PrivateKey)
 	}
-	id := ""
-	switch {
-	case len(leaf.URIs) == 1:
-		id = leaf.URIs[0].String()
-	case len(leaf.URIs) == 0 && len(leaf.DNSNames) > 0:
-		id = "dns:" + leaf.DNSNames[0]
-	default:
-		return nil, fmt.Errorf("gateway: the gateway's certificate names it by %d URIs and %d DNS names, want one URI or a DNS name", len(leaf.URIs), len(leaf.DNSNames))
+	id, err := nameOfGateway(leaf)
+	if err != nil {
+		return nil, err
 	}
 	signer, err := delegation.NewSigner(id, key, nil)
 	if err != nil {
@@ -172,6 +169,121 @@ func (s *signers) of(cert *tls.Certificate) (*delegation.Signer, error) {
 	}
 	s.last.Store(&certSigner{cert, signer})
 	return signer, nil
+}
+
+// nameOfGateway returns what a gateway with that certificate is called in assertions.
+func nameOfGateway(leaf *x509.Certificate) (string, error) {
+	switch {
+	case len(leaf.URIs) == 1:
+		return leaf.URIs[0].String(), nil
+	case len(leaf.URIs) == 0 && len(leaf.DNSNames) > 0:
+		return "dns:" + leaf.DNSNames[0], nil
+	}
+	return "", fmt.Errorf("gateway: the certificate of a gateway has %d URIs and %d DNS names, want one URI or a DNS name", len(leaf.URIs), len(leaf.DNSNames))
+}
+
+// callerFields has requests to a next hop state who has made them.
+type callerFields struct {
+	certificate func(*tls.CertificateRequestInfo) (*tls.Certificate, error) // of this gateway, as the hop sees it
+	signers     signers
+
+	mu     sync.Mutex
+	signed map[[sha256.Size]byte]signed // by session and caller; guarded by mu
+}
+
+// signed is an assertion that is sent again, on the same session, for the same caller.
+type signed struct {
+	token string
+	until time.Time
+}
+
+const (
+	signedFor  = delegation.MaxLifetime     // how long an assertion to a next hop is valid
+	signedSent = delegation.MaxLifetime / 2 // how long it is sent
+	maxSigned  = 1024                       // of one next hop
+)
+
+type callerKey struct{}
+
+// withCaller returns a ctx whose dials to a next hop state who has made req.
+func withCaller(ctx context.Context, req *tunnel.Request) context.Context {
+	return context.WithValue(ctx, callerKey{}, req)
+}
+
+// in returns the field that states the caller in the session cs, none for a caller without
+// an identity. It is connect.SessionFields.
+func (f *callerFields) in(ctx context.Context, cs *tls.ConnectionState) (connect.Fields, error) {
+	req, _ := ctx.Value(callerKey{}).(*tunnel.Request)
+	if req == nil || req.Peer.Method == "" {
+		return nil, nil
+	}
+	token, err := f.token(req, cs)
+	if err != nil {
+		return nil, &tunnel.Error{Reason: tunnel.Internal, Err: fmt.Errorf("the caller's identity cannot be told to the gateway: %w", err)}
+	}
+	return connect.Fields{{Name: delegation.HeaderField, Value: token}}, nil
+}
+
+func (f *callerFields) token(req *tunnel.Request, cs *tls.ConnectionState) (string, error) {
+	if cs == nil || len(cs.PeerCertificates) == 0 {
+		return "", errors.New("gateway: it is reached without TLS")
+	}
+	binding, err := delegation.Binding(cs)
+	if err != nil {
+		return "", err
+	}
+	a := assertionOf(req)
+	h := sha256.New()
+	for _, s := range append([]string{string(binding), a.Subject, a.Method, string(a.CertHash)}, a.Actors...) {
+		fmt.Fprintf(h, "%d:%s", len(s), s)
+	}
+	key, now := [sha256.Size]byte(h.Sum(nil)), time.Now()
+	f.mu.Lock()
+	have, ok := f.signed[key]
+	f.mu.Unlock()
+	if ok && now.Before(have.until) {
+		return have.token, nil
+	}
+	cert, err := f.certificate(&tls.CertificateRequestInfo{})
+	if err != nil {
+		return "", err
+	}
+	signer, err := f.signers.of(cert)
+	if err != nil {
+		return "", err
+	}
+	if a.Audience, err = nameOfGateway(cs.PeerCertificates[0]); err != nil {
+		return "", err
+	}
+	a.Binding, a.IssuedAt, a.Expires = binding, now, now.Add(signedFor)
+	token, err := signer.Sign(a)
+	if err != nil {
+		return "", err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.signed == nil || len(f.signed) >= maxSigned {
+		f.signed = make(map[[sha256.Size]byte]signed)
+	}
+	f.signed[key] = signed{token, now.Add(signedSent)}
+	return token, nil
+}
+
+// callerHeader returns what states callers to the last of hops, nil where h is another one
+// or does not ask for that.
+func callerHeader(h *registry.Hop, cfg *tls.Config) (connect.SessionFields, error) {
+	if !h.ForwardIdentity {
+		return nil, nil
+	}
+	f := &callerFields{certificate: cfg.GetClientCertificate}
+	if len(cfg.Certificates) > 0 {
+		own := &cfg.Certificates[0]
+		f.certificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return own, nil }
+	}
+	if f.certificate == nil {
+		return nil, errors.New("gateway: who a caller is, is signed with the key of the client certificate for the gateway, and there is none")
+	}
+	return f.in, nil
 }
 
 // cannotForward is the transport to endpoints that are to be told of the client inside of

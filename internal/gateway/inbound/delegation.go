@@ -1,0 +1,99 @@
+package inbound
+
+import (
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"culvert.dev/connect"
+	"culvert.dev/delegation"
+	"culvert.dev/identity"
+	"culvert.dev/tunnel"
+)
+
+// delegates believes other gateways that state who has made a request.
+type delegates struct {
+	store    *identity.Store
+	verifier delegation.Verifier // it has no gateways: a session is that of its peer
+}
+
+// delegate returns what finds the caller of a request that another gateway passes on.
+func (b *Builder) delegate() connect.DelegateFunc {
+	if b.Identity == nil {
+		return nil
+	}
+	b.delegatesOnce.Do(func() { b.delegates = &delegates{store: b.Identity} })
+	return b.delegates.peer
+}
+
+// peer returns who has made req: whom the gateway states, whose certificate was verified,
+// if the trust domain of that caller lists the gateway, and who it was without that if no
+// trust domain does. Each gateway on the way is the Actor of the one before. It is
+// connect.DelegateFunc.
+func (d *delegates) peer(req *tunnel.Request, stated []string) (tunnel.Peer, error) {
+	gateway := req.TLS.Peer
+	domains := d.store.Delegations(gateway.ID)
+	if len(domains) == 0 {
+		return req.Peer, nil
+	}
+	if len(stated) > 1 {
+		return tunnel.Peer{}, fmt.Errorf("the request has %d fields %s, want one", len(stated), delegation.HeaderField)
+	}
+	if own := gateway.Auth; own != nil && slices.Contains(domains, own.TrustDomain) {
+		domains = append(slices.Clone(domains), "") // callers without a trust domain are of the gateway's
+	}
+	if req.TLS.Exporter == nil || len(req.TLS.Chain) == 0 {
+		return tunnel.Peer{}, errors.New("the caller cannot be verified: the request came by no TLS session of a gateway")
+	}
+	binding, err := req.TLS.Exporter("EXPORTER-Channel-Binding", []byte{}, 32)
+	if err != nil {
+		return tunnel.Peer{}, fmt.Errorf("the TLS session has nothing to bind to: %w", err)
+	}
+	a, err := d.verifier.VerifySession(stated[0], &delegation.Session{
+		Gateway: delegation.Gateway{ID: gateway.ID, TrustDomains: domains}, Leaf: req.TLS.Chain[0], Binding: binding, Audience: namesOf(req.TLS.Certificate),
+	})
+	if err != nil {
+		return tunnel.Peer{}, err
+	}
+	return callerOf(a, gateway)
+}
+
+// namesOf returns what a gateway with that certificate calls itself.
+func namesOf(own *x509.Certificate) (all []string) {
+	if own == nil {
+		return nil
+	}
+	if len(own.URIs) == 1 {
+		return []string{own.URIs[0].String()}
+	}
+	for _, name := range own.DNSNames {
+		all = append(all, "dns:"+name)
+	}
+	return all
+}
+
+// callerOf returns the caller that a names, with the gateways on the way.
+func callerOf(a *delegation.Assertion, gateway tunnel.Peer) (tunnel.Peer, error) {
+	caller := tunnel.Peer{ID: a.Subject, Method: a.Method, Auth: new(tunnel.AuthInfo)}
+	if strings.HasPrefix(a.Subject, "spiffe://") {
+		auth, err := identity.Principal(a.Subject)
+		if err != nil {
+			return tunnel.Peer{}, err
+		}
+		caller.Auth = auth
+	}
+	if gateway.Auth != nil {
+		caller.Auth.Expires = gateway.Auth.Expires
+	}
+	var nearer tunnel.Peer // the gateway before, nobody at first
+	for _, id := range slices.Backward(a.Actors[1:]) {
+		nearer = tunnel.Peer{ID: id, Method: delegated}.WithActor(nearer)
+	}
+	return caller.WithActor(gateway.WithActor(nearer)), nil
+}
+
+// delegated is the Method of gateways of which the nearest one has said that they are on
+// the way.
+const delegated = "delegated"
