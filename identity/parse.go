@@ -115,6 +115,9 @@ func signedByOne(list *x509.RevocationList, cas []*x509.Certificate) (err error)
 			continue
 		}
 		bad := list.CheckSignatureFrom(ca)
+		if bad == nil && len(list.AuthorityKeyId) > 0 && len(ca.SubjectKeyId) > 0 && !bytes.Equal(list.AuthorityKeyId, ca.SubjectKeyId) {
+			bad = errors.New("the list names another key of that CA") // so that Verify would pass over it
+		}
 		if bad == nil {
 			return nil
 		}

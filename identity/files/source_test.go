@@ -133,6 +133,9 @@ func TestKeepsTheLast(t *testing.T) {
 	ca, other := newAuthority(t, "ca"), newAuthority(t, "other")
 	cert, key := ca.issue(t, apiID)
 	otherCert, _ := ca.issue(t, apiID)
+	another := *ca.cert
+	another.SubjectKeyId = []byte{1}
+	renamed := &authority{cert: &another, key: ca.key}
 	delta := ca.list(t, []pkix.Extension{{Id: asn1.ObjectIdentifier{2, 5, 29, 27}, Critical: true, Value: []byte{2, 1, 1}}})
 	good := map[string][]byte{"tls.crt": cert, "tls.key": key, "ca.pem": ca.pem, "ca.crl": ca.list(t, nil)}
 	for name, c := range map[string]struct {
@@ -154,6 +157,7 @@ func TestKeepsTheLast(t *testing.T) {
 		"CAs without a certificate":      {"ca.pem", []byte("none"), "no certificate in PEM"},
 		"list gone":                      {"ca.crl", nil, "no such file"},
 		"list of a CA of that name":      {"ca.crl", newAuthority(t, "ca").list(t, nil), `the CA "CN=ca" has not signed it`},
+		"list for another key":           {"ca.crl", renamed.list(t, nil), "the list names another key of that CA"},
 		"list that is none":              {"ca.crl", []byte("none"), "it is no list in PEM or DER"},
 		"list that is a delta":           {"ca.crl", delta, "it is a delta"},
 		"certificate in place of a list": {"ca.crl", ca.pem, `want "X509 CRL"`},
