@@ -211,7 +211,7 @@ func (w *Watch) observe(ctx context.Context, verb string, err error) {
 			if r.denials++; r.denials >= minDenials {
 				// An API server that has just started adds what it could not read of its roles.
 				r.denied, _, _ = strings.Cut(why, ": RBAC: ")
-				w.logDenial(verb, r.denied)
+				w.logDenial(ctx, verb, r.denied)
 			}
 		default:
 			r.err = fmt.Errorf("%s %s: %w", verb, w, err)
@@ -224,7 +224,7 @@ func (w *Watch) observe(ctx context.Context, verb string, err error) {
 }
 
 // logDenial logs once that something may not be read. mu is held.
-func (w *Watch) logDenial(verb, why string) {
+func (w *Watch) logDenial(ctx context.Context, verb, why string) {
 	if !w.logged.New(verb, why) {
 		return
 	}
@@ -236,7 +236,7 @@ func (w *Watch) logDenial(verb, why string) {
 	if w.cfg.Without != "" {
 		args = append(args, "without", w.cfg.Without)
 	}
-	w.cfg.Log.Log(context.Background(), level, "cannot read a Kubernetes resource", args...)
+	w.cfg.Log.Log(ctx, level, "cannot read a Kubernetes resource", args...)
 }
 
 func namespaceName(namespace string) string {
