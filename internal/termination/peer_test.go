@@ -1,7 +1,15 @@
 package termination
 
 import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
 	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/asn1"
+	"io"
+	"math/big"
 	"strings"
 	"testing"
 	"time"
@@ -93,5 +101,44 @@ func TestClients(t *testing.T) {
 				t.Errorf("outcome of %q with peer %+v, want tls and none", o.Proto, o.Peer)
 			}
 		})
+	}
+}
+
+// TestUnreadableCertificates: a certificate that crypto/x509 can't read is refused as any
+// other bad one, whatever is written in its name.
+func TestUnreadableCertificates(t *testing.T) {
+	ca := newCA(t, "example.test")
+	g := serve(t, table{}, tunnel.Limits{}, terminating(t, &Keys{
+		Certificates: keysOf(issue(t, ca, "gw", "gw.test").TLS), Trust: trusting(ca),
+	}, true))
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, uri := range []string{"spiffe://example.test/%zz", "spiffe://a b/c", "spiffe://%zz/remote error", "spiffe://%zz/EOF"} {
+		sans, err := asn1.Marshal([]asn1.RawValue{{Class: asn1.ClassContextSpecific, Tag: 6, Bytes: []byte(uri)}}) // RFC 5280 section 4.2.1.6
+		if err != nil {
+			t.Fatal(err)
+		}
+		template := &x509.Certificate{
+			SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour),
+			ExtraExtensions: []pkix.Extension{{Id: asn1.ObjectIdentifier{2, 5, 29, 17}, Value: sans}},
+		}
+		der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		cfg := roots(ca, "gw.test")
+		cfg.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { // whatever CAs are announced
+			return &tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, nil
+		}
+		c := tunneltest.Dial(t, tlsDialer{cfg}, g.Addr)
+		_, err = io.ReadAll(c) // TLS 1.3 tells of it only now
+		if err == nil || !strings.Contains(err.Error(), "error decoding message") {
+			t.Errorf("%q: the client got %v, want the alert decode_error", uri, err)
+		}
+		if o := g.Reason(t, tunnel.NoAuth); !strings.Contains(o.Err.Error(), "failed to parse client certificate: x509: cannot parse URI") {
+			t.Errorf("%q: got %v, want that the URI can't be parsed", uri, o.Err)
+		}
 	}
 }

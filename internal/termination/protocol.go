@@ -299,6 +299,9 @@ func failed(ctx context.Context, c *tunnel.Conn, b *tlsTransport, err error) err
 	case decided: // before texts are looked at, which may have names of the client's in them
 		why = refused.Reason
 		c.CloseWithMessage(nil)
+	case strings.HasPrefix(err.Error(), "tls: failed to parse client certificate"), strings.HasPrefix(err.Error(), "tls: client sent certificate"):
+		why = tunnel.NoAuth // crypto/tls has no type for these; a malformed name is quoted in them
+		c.CloseWithMessage(nil)
 	case errors.Is(err, io.EOF), b.broken(), strings.Contains(err.Error(), "remote error"):
 		why = tunnel.Gone // and perhaps said why, by an alert
 		_ = c.Close()
