@@ -274,6 +274,12 @@ func (s *Set) Policies() []*Policy {
 	return all
 }
 
+// DependsOnName reports whether decisions depend on the name that is asked for, and not
+// only on the service.
+func (s *Set) DependsOnName() bool {
+	return s != nil && slices.ContainsFunc(s.selected, func(p selection) bool { return p.byName && p.Action == Allow })
+}
+
 // NamesIdentities reports whether an enforced policy of s has a condition on the
 // identity of callers, which a listener that passes TLS on does not know.
 func (s *Set) NamesIdentities() bool {

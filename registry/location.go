@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 
+	"culvert.dev/policy"
 	"culvert.dev/tunnel"
 )
 
@@ -24,6 +25,7 @@ type Location struct {
 	Endpoints []Endpoint   // that are dialed directly; must not be changed
 	Gateways  []GatewayHop // if there are no Endpoints: the nearest network's first
 
+	policies  *policy.Set    // of the service
 	remote    *networkState  // the nearest of the networks it is in; nil where Endpoints is not empty
 	remoteVia *madeTransport // from here, by remote's Via; nil for none
 }
@@ -161,15 +163,15 @@ func (b *builder) indexAddresses(e *serviceEntry) {
 
 // Reverse returns the name of an address, as clients in network from may know it:
 // that of the service whose VIP it is, or of a headless service's endpoint that can
-// be reached from there.
-func (t *Table) Reverse(a netip.Addr, from string) []string {
+// be reached from there. What the client of req may not see is left out.
+func (t *Table) Reverse(a netip.Addr, from string, req *tunnel.Request) []string {
 	if t == nil {
 		return nil
 	}
 	in := t.indexOf(from)
 	if i, ok := t.ByVIP(a); ok {
 		e := &t.services[i]
-		if name, ok := e.primaryName(); ok && t.exposedTo(e, in) {
+		if name, ok := e.primaryName(); ok && t.exposedTo(e, in) && t.seesNamed(req, e, name) {
 			return []string{name.String()}
 		}
 		return nil
@@ -181,7 +183,7 @@ func (t *Table) Reverse(a netip.Addr, from string) []string {
 	e := &t.services[o.service]
 	ep := &e.Endpoints[o.endpoint]
 	name, ok := e.primaryName()
-	if !ok || !t.exposedTo(e, in) || !t.direct(t.network(ep), in) {
+	if !ok || !t.exposedTo(e, in) || !t.direct(t.network(ep), in) || !t.seesNamed(req, e, name) {
 		return nil
 	}
 	return []string{EndpointName(e.Service, ep, name.String())}
@@ -301,7 +303,7 @@ func (t *Table) locate(f match, from int32) Location {
 
 // locateBeyond returns the Location of f at eps, or else in the networks beyond.
 func (t *Table) locateBeyond(f match, from int32, eps []Endpoint, beyond []int32) Location {
-	p := Location{Service: f.entry.Service, Pattern: f.pattern, Port: f.port, Single: f.endpoints != nil, Endpoints: eps}
+	p := Location{Service: f.entry.Service, Pattern: f.pattern, Port: f.port, Single: f.endpoints != nil, Endpoints: eps, policies: f.entry.policies.service}
 	if f.rule == nil {
 		p.VIPs[0], p.VIPs[1] = t.VIPs(int(f.entry.index))
 	}
@@ -389,11 +391,14 @@ func (t *Table) Refusal(name tunnel.Name, from string) error {
 	return tunnel.Refusef(tunnel.NotExposed, "registry: %q is service %q of %s, which is exposed to %q; the client is in %s", name, e.Name, orUnknown(e.Origin), e.ExposedTo, where)
 }
 
-// HasNamesBelow reports whether a service below name is exposed to a network: a service that is not
-// exposed to it makes no name exist there.
-func (t *Table) HasNamesBelow(name, from string) bool {
+// HasNamesBelow reports whether a service below name is exposed to a network, and the client of req
+// may see it: a service that is not makes no name exist there.
+func (t *Table) HasNamesBelow(name, from string, req *tunnel.Request) bool {
 	if t == nil {
 		return false
+	}
+	if t.HasCatalog() {
+		return t.seesBelow(req, name, t.indexOf(from))
 	}
 	if _, ok := t.parentNames[name]; ok {
 		return true

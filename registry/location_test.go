@@ -181,7 +181,7 @@ func TestPlaces(t *testing.T) {
 		"clusterset.local": true, "other.mesh.internal": false, "example.org": false, "db.example.com": true, "web.example.com": false,
 		"two.db.default.svc.clusterset.local": true,
 	} {
-		if got := tab.HasNamesBelow(name, ""); got != want {
+		if got := tab.HasNamesBelow(name, "", &tunnel.Request{}); got != want {
 			t.Errorf("names below %s: %t, want %t", name, got, want)
 		}
 	}

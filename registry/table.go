@@ -44,6 +44,7 @@ type Table struct {
 	vips        *vips // nil for none
 
 	policies    []*policy.Policy   // of all snapshots
+	catalog     *catalog           // nil where no policy decides who may see services
 	listeners   *compiledListeners // nil where there is no listener
 	clientCerts clientCerts        // nil where no listener requires them for a service
 
@@ -204,6 +205,7 @@ func (m Mesh) merge(newTransport newTransport, before map[balanceKey]*balanceSta
 	b.assignNetworks()
 	b.makeTransports()
 	b.indexParentNames()
+	b.indexCatalog()
 	if len(b.conflicts) > 0 {
 		return &b.Table, b.conflicts
 	}

@@ -32,6 +32,10 @@ type DNS struct {
 	// have to themselves; nil means nobody is.
 	VIPs func(network string) bool
 
+	// DeferIdentity leaves out what policies say of the identity of callers, where they
+	// decide who may see services.
+	DeferIdentity bool
+
 	pair atomic.Pointer[tls.Certificate]
 }
 
@@ -224,6 +228,12 @@ func (d *dnsService) watchDNS(ctx context.Context) error {
 func (d *dnsService) vips(network string) bool {
 	c := d.current.Load()
 	return c != nil && c.VIPs != nil && c.VIPs(network)
+}
+
+// defersIdentity reports whether what policies say of identities is left out.
+func (d *dnsService) defersIdentity() bool {
+	c := d.current.Load()
+	return c != nil && c.DeferIdentity
 }
 
 // forwarder returns what asks others now; nil for none.

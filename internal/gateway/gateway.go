@@ -148,7 +148,7 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 	direct := &tunnel.NetDialer{Guard: guard}
 	g.upstreams = &upstream.Transports{Direct: direct, Lookup: cfg.Lookup, Budget: budget, CurrentVia: g.via, Identity: cfg.Identity, ReadFile: cfg.ReadFile, JWTSVID: cfg.JWTSVID, Log: g.log}
 	g.registry = &registry.Registry{Mesh: cfg.Mesh, Lookup: cfg.Lookup, Refuses: cfg.Refuses, NewTransport: g.upstreams.New, Log: g.log}
-	g.names = &names.Source{Registry: g.registry, VIPs: g.dns.vips}
+	g.names = &names.Source{Registry: g.registry, VIPs: g.dns.vips, DeferIdentity: g.dns.defersIdentity}
 	g.loops = &tunnel.Loops{Count: cfg.Loops, Budget: budget}
 	g.relay = &tunnel.Relay{CurrentLimits: g.currentLimits.Load, Loops: g.loops, Log: g.log}
 	g.router = &tunnel.Router{

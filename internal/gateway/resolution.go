@@ -77,6 +77,7 @@ func ResolveFrom(src *names.Source, name, from string) (*Resolution, error) {
 		return nil, fmt.Errorf("name: %w", err)
 	}
 	networks := []string{from}
+	var client netip.Addr
 	switch a, err := netip.ParseAddr(from); {
 	case from == "":
 		networks = networks[:0]
@@ -88,6 +89,7 @@ func ResolveFrom(src *names.Source, name, from string) (*Resolution, error) {
 		networks[0] = ""
 	case err == nil:
 		networks[0], _ = t.Network(a)
+		client = a
 	default:
 		known, found := "", false
 		for network := range t.Networks() {
@@ -101,12 +103,23 @@ func ResolveFrom(src *names.Source, name, from string) (*Resolution, error) {
 	r := &Resolution{Name: n.String(), Generation: t.Generation()}
 	states := reg.States()
 	for _, network := range networks {
-		r.Views = append(r.Views, view(src, t, n, network, states))
+		r.Views = append(r.Views, view(src, t, n, network, cmp.Or(client, addressIn(t, network)), states))
 	}
 	return r, nil
 }
 
-func view(src *names.Source, t *registry.Table, name tunnel.Name, network string, states func(netip.AddrPort) (string, error)) View {
+// addressIn returns an address of a network, and none where it has none.
+func addressIn(t *registry.Table, network string) (a netip.Addr) {
+	for n := range t.Networks() {
+		if n.Name == network && len(n.CIDRs) > 0 {
+			return n.CIDRs[0].Addr()
+		}
+	}
+	return a
+}
+
+// view returns what name is to clients in a network, at the address of one of them.
+func view(src *names.Source, t *registry.Table, name tunnel.Name, network string, client netip.Addr, states func(netip.AddrPort) (string, error)) View {
 	v := View{Network: network, Here: network != "" && network == t.Mesh().Network, DNS: []string{}}
 	places, ok := t.Locations(name, network)
 	if !ok {
@@ -117,12 +130,18 @@ func view(src *names.Source, t *registry.Table, name tunnel.Name, network string
 		}
 		return v
 	}
+	viewer := names.Viewer(client, name, src.DeferIdentity != nil && src.DeferIdentity())
+	places = slices.DeleteFunc(places, func(p registry.Location) bool { return !t.Sees(viewer, &p) })
+	if len(places) == 0 {
+		v.Reason, v.Detail = tunnel.Denied, fmt.Sprintf("no policy with the verb catalog lets the client see what %q is", name)
+		return v
+	}
 	for i := range places {
 		v.Services = append(v.Services, viewed(src.Registry, &places[i], states))
 	}
 	for _, typ := range []dns.Type{dns.TypeA, dns.TypeAAAA} {
 		var a dns.Answer
-		src.Names().Answer(dns.Question{Name: name.String(), Type: typ, View: network}, &a)
+		src.Names().Answer(dns.Question{Name: name.String(), Type: typ, View: network, From: client}, &a)
 		v.DNS = append(v.DNS, answered(&a, typ)...)
 	}
 	return v

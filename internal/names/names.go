@@ -23,6 +23,11 @@ type Source struct {
 	// means that no client gets them.
 	VIPs func(network string) bool
 
+	// DeferIdentity reports whether conditions of policies on identities are left out, where
+	// policies decide who may see services: clients of DNS have none. Nil means that they
+	// count, and nobody meets them.
+	DeferIdentity func() bool
+
 	current atomic.Pointer[Table]
 }
 
@@ -78,7 +83,7 @@ func (t *Table) answer(q dns.Question, a *dns.Answer) {
 		return
 	}
 	if addr, ok := parseReverse(q.Name); ok {
-		if a.Hosts = t.table.Reverse(addr, q.View); len(a.Hosts) > 0 {
+		if a.Hosts = t.table.Reverse(addr, q.View, t.viewer(&q, tunnel.Name{})); len(a.Hosts) > 0 {
 			a.Status = dns.Exists
 		}
 		return
@@ -89,11 +94,15 @@ func (t *Table) answer(q dns.Question, a *dns.Answer) {
 		return
 	}
 	locations, ok := t.table.Locations(name, q.View)
+	client := t.viewer(&q, name)
+	if ok && client != nil {
+		locations = slices.DeleteFunc(locations, func(p registry.Location) bool { return !t.table.Sees(client, &p) })
+	}
 	if ok && !slices.ContainsFunc(locations, exists) {
 		ok = false
 	}
 	switch {
-	case !ok && t.table.HasNamesBelow(rest, q.View) && first == "":
+	case !ok && t.table.HasNamesBelow(rest, q.View, client) && first == "":
 		a.Status = dns.Above
 	case !ok:
 	case first == "":
@@ -111,6 +120,20 @@ func (t *Table) answer(q dns.Question, a *dns.Answer) {
 	default:
 		t.services(q, a, locations, first[1:], second[1:], rest)
 	}
+}
+
+// viewer returns the client of q as policies see it, which asks for name; nil where no
+// policy decides who may see services.
+func (t *Table) viewer(q *dns.Question, name tunnel.Name) *tunnel.Request {
+	if !t.table.HasCatalog() {
+		return nil
+	}
+	return Viewer(q.From, name, t.source.DeferIdentity != nil && t.source.DeferIdentity())
+}
+
+// Viewer returns a client of DNS at an address as policies see it, which asks for name.
+func Viewer(from netip.Addr, name tunnel.Name, deferIdentity bool) *tunnel.Request {
+	return &tunnel.Request{Proto: "dns", Name: name, Source: netip.AddrPortFrom(from, 0), DeferIdentity: deferIdentity}
 }
 
 // splitPrefix splits the labels with an underscore from a name: "_web._tcp" from

@@ -34,6 +34,10 @@ type DNS struct {
 	// VIPNetworks are networks whose clients are told the VIPs of services.
 	VIPNetworks []string `yaml:"vipNetworks"`
 
+	// UnidentifiedCallers says what conditions of policies on identities are to clients of
+	// DNS, which have none: with "deny" nobody meets them, and with "defer" they are left out.
+	UnidentifiedCallers string `yaml:"unidentifiedCallers" oneof:"deny defer" default:"deny"`
+
 	// RecursionClients may ask for the names of others.
 	RecursionClients []netip.Prefix `yaml:"recursionClients" what:"a range" as:"cidr" unique:"range"`
 

@@ -40,9 +40,9 @@ func TestDNS(t *testing.T) {
 			{Address: "192.0.2.53:53"}, {Address: "[2001:db8::53]:53"},
 			{Address: "192.0.2.54:853", TLS: true, Name: "dns.example.com"}, {Address: "[2001:db8::53]:8853", TLS: true},
 		},
-		Forward:          []DNSForward{{Zone: "corp.example", Upstreams: []DNSUpstream{{Address: "10.0.0.53:5353"}}}},
-		PrivateZones:     []string{"lan.example"},
-		VIPNetworks:      []string{"office"},
+		Forward:      []DNSForward{{Zone: "corp.example", Upstreams: []DNSUpstream{{Address: "10.0.0.53:5353"}}}},
+		PrivateZones: []string{"lan.example"},
+		VIPNetworks:  []string{"office"}, UnidentifiedCallers: "defer",
 		RecursionClients: ranges("127.0.0.0/8", "10.0.0.0/8", "fd00::/8"), RateLimitExempt: ranges("192.0.2.53/32"), RateLimit: -1,
 		Cache: DNSCache{Size: 64 << 20, MaxTTL: 10 * time.Minute},
 	}

@@ -220,9 +220,54 @@ func (d *decoder) checkPolicies() {
 			d.errorf(at.node, "", "policy %q: %v", clip(p.Name), err)
 		}
 		d.checkPolicyWords(p, at, networks)
+		d.checkCatalogPolicy(p, at)
 	}
 	if len(d.errs) == 0 {
 		d.warnPolicies()
+	}
+}
+
+// checkCatalogPolicy finds what a policy about seeing services can't ask for.
+func (d *decoder) checkCatalogPolicy(p *policy.Policy, at mapping) {
+	if p.Verb != policy.Catalog {
+		return
+	}
+	const hint = "leave it out"
+	if p.Targets.Listeners != nil {
+		d.errorf(at.object("targets").where("listeners"), hint, "policy %q: with the verb catalog, listeners has no effect: DNS is asked, which has none of them", clip(p.Name))
+	}
+	for i, r := range p.Rules {
+		rule := mapping{at.item("rules", i)}
+		if r.Ports != nil {
+			d.errorf(rule.where("ports"), hint, "policy %q: with the verb catalog, ports has no effect: a service is seen, or it is not", clip(p.Name))
+		}
+		if r.Protocols != nil {
+			d.errorf(rule.where("protocols"), hint, "policy %q: with the verb catalog, protocols has no effect: DNS is asked, which is none of them", clip(p.Name))
+		}
+	}
+}
+
+// warnCatalog reports services that nobody sees, where policies decide about that.
+func (d *decoder) warnCatalog(c *policy.Compiler) {
+	first := slices.IndexFunc(d.cfg.Policies, func(p *policy.Policy) bool { return p.Verb == policy.Catalog && !p.DryRun })
+	if first < 0 {
+		return
+	}
+	hidden, one := 0, ""
+	for _, s := range d.cfg.Services {
+		all := slices.DeleteFunc(c.Set(registry.PolicyTarget(d.cfg.Mesh, s)).Policies(), func(p *policy.Policy) bool { return p.Verb != policy.Catalog || p.DryRun })
+		own := slices.ContainsFunc(all, func(p *policy.Policy) bool { return p.Tier == policy.Namespace })
+		if !slices.ContainsFunc(all, func(p *policy.Policy) bool {
+			return p.Action == policy.Allow && len(p.Rules) > 0 && !(own && p.Tier == policy.Baseline)
+		}) {
+			if hidden++; hidden == 1 {
+				one = s.Name
+			}
+		}
+	}
+	if hidden > 0 {
+		d.warnf(d.policies[first].where("verb"), "if that is not meant, add a policy that lets all clients see all others: {name: see-all, verb: catalog, tier: baseline, action: allow, rules: [{}]}",
+			"with a policy of the verb catalog, DNS tells of no service that none lets be seen: %q, %d in all", clip(one), hidden)
 	}
 }
 
@@ -263,6 +308,7 @@ func (d *decoder) warnPolicies() {
 			selects[p] = true
 		}
 	}
+	d.warnCatalog(c)
 	blind := d.blindListeners()
 	if len(blind) > 1 {
 		blind = blind[:1] // one is enough to say it
@@ -270,7 +316,7 @@ func (d *decoder) warnPolicies() {
 	domains := d.clientDomains()
 	for i, p := range d.cfg.Policies {
 		at := d.policies[i]
-		if !selects[p] && d.cfg.Kubernetes == nil && p.Verb == policy.Connect {
+		if !selects[p] && d.cfg.Kubernetes == nil && (p.Verb == policy.Connect || p.Verb == policy.Catalog) {
 			d.warnf(at.where("targets"), "compare it with the names of services", "policy %q selects no service", clip(p.Name))
 		}
 		if p.Action == policy.Deny && len(p.Rules) == 0 {

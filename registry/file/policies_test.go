@@ -145,6 +145,30 @@ policies:
 	}
 }
 
+// Services that nobody sees are told, once a policy decides who sees services.
+func TestCatalogWarnings(t *testing.T) {
+	for policies, want := range map[string]string{
+		`[]`: "",
+		`[{name: see, verb: catalog, action: allow, targets: {services: [a.example]}, rules: [{}]}]`:                                                                                      `"b.example", 1 in all`,
+		`[{name: see, verb: catalog, tier: baseline, action: allow, rules: [{}]}]`:                                                                                                        "",
+		`[{name: hide, verb: catalog, action: deny, rules: [{sources: [{cidrs: [192.0.2.0/24]}]}]}, {name: see, verb: catalog, tier: baseline, action: allow, rules: [{}]}]`:              `"a.example", 2 in all`,
+		`[{name: hide, verb: catalog, tier: admin, action: deny, rules: [{sources: [{cidrs: [192.0.2.0/24]}]}]}, {name: see, verb: catalog, tier: baseline, action: allow, rules: [{}]}]`: "",
+		`[{name: see, verb: catalog, dryRun: true, action: allow, targets: {services: [a.example]}, rules: [{}]}]`:                                                                        "",
+	} {
+		cfg, err := Parse("x.yaml", []byte("services: [{name: a.example, endpoints: [\"10.0.0.1:443\"]}, {name: b.example, endpoints: [\"10.0.0.1:443\"]}]\npolicies: "+policies+"\n"))
+		if err != nil {
+			t.Fatalf("%s: %v", policies, err)
+		}
+		got := ""
+		if cfg.Warnings != nil {
+			got = cfg.Warnings.Error()
+		}
+		if (want == "") != (got == "") || !strings.Contains(got, want) {
+			t.Errorf("%s: got the warnings %q, want %q", policies, got, want)
+		}
+	}
+}
+
 // An empty list of sources is nobody, and not anybody.
 func TestPolicyWithoutSources(t *testing.T) {
 	for rules, want := range map[string]bool{"[{sources: []}]": false, "[{}]": true, "[]": false, "[{ports: []}]": false, "[{protocols: []}]": false} {

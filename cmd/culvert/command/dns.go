@@ -14,6 +14,8 @@ import (
 
 	"culvert.dev/dns"
 	"culvert.dev/internal/gateway"
+	"culvert.dev/internal/names"
+	"culvert.dev/registry"
 	"culvert.dev/registry/file"
 )
 
@@ -77,7 +79,7 @@ func dnsServer(c *file.Config) (*gateway.DNS, error) {
 	if len(c.DNS.RecursionClients) > 0 {
 		s.Forward = forwarder(c.DNS)
 	}
-	d := &gateway.DNS{Server: s, VIPs: dnsVIPs(c)}
+	d := &gateway.DNS{Server: s, VIPs: dnsVIPs(c), DeferIdentity: c.DNS.UnidentifiedCallers == "defer"}
 	for _, l := range c.DNS.Listeners {
 		d.Listeners = append(d.Listeners, gateway.DNSListener{Transport: dns.Transport(l.Transport), Address: l.Address, View: l.View})
 	}
@@ -90,6 +92,11 @@ func dnsServer(c *file.Config) (*gateway.DNS, error) {
 	}
 	d.Use(pair)
 	return d, nil
+}
+
+// namesSource returns what a gateway of c would answer by DNS.
+func namesSource(r *registry.Registry, c *file.Config) *names.Source {
+	return &names.Source{Registry: r, VIPs: dnsVIPs(c), DeferIdentity: func() bool { return c.DNS != nil && c.DNS.UnidentifiedCallers == "defer" }}
 }
 
 // dnsVIPs says which networks are told of VIPs; nil where none is.

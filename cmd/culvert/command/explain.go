@@ -16,7 +16,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"culvert.dev/internal/gateway"
-	"culvert.dev/internal/names"
 	"culvert.dev/registry/file"
 	"culvert.dev/tunnel"
 )
@@ -145,7 +144,7 @@ func explainHere(ctx context.Context, o *explainOptions, q gateway.Query) (*gate
 	if err != nil {
 		return nil, err
 	}
-	x.AddResolution(&names.Source{Registry: r.registry, VIPs: dnsVIPs(r.config)}, q)
+	x.AddResolution(namesSource(r.registry, r.config), q)
 	return x, nil
 }
 

@@ -22,8 +22,8 @@ func TestRecipeOfPolicies(t *testing.T) {
 		}
 		blocks = append(blocks, block)
 	}
-	if len(blocks) != 2 {
-		t.Fatalf("the guide has %d recipes, want policies and expectations", len(blocks))
+	if len(blocks) != 3 {
+		t.Fatalf("the guide has %d recipes, want policies, those of DNS, and expectations", len(blocks))
 	}
 	dir := t.TempDir()
 	config, expectations := filepath.Join(dir, "culvert.yaml"), filepath.Join(dir, "expectations.yaml")
@@ -34,7 +34,7 @@ services:
   - {name: db.shop.example, mesh: {service: db, namespace: shop}, endpoints: ["10.0.0.1:5432"]}
   - {name: a.pay.example, endpoints: ["10.0.0.2:443"]}
 `
-	for name, data := range map[string]string{config: blocks[0] + rest, expectations: blocks[1]} {
+	for name, data := range map[string]string{config: blocks[0] + rest, expectations: blocks[2]} {
 		if err := os.WriteFile(name, []byte(data), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -43,5 +43,26 @@ services:
 	o := &policyOptions{sourceOptions: sourceOptions{config: config}}
 	if err := runPolicyTest(t.Context(), &out, o, expectations); err != nil || out.String() != "3 of 3 expectations are met\n" {
 		t.Errorf("got %v and\n%s\nwant all of them met", err, &out)
+	}
+
+	// The policies about seeing services show what they say.
+	const guest = "\nnetworks: [{name: guest, cidrs: [10.9.0.0/16]}]\n"
+	seen := blocks[1] + guest + strings.Replace(rest, "services:", "services:\n  - {name: x.lab.example, endpoints: [\"10.0.0.3:443\"]}", 1)
+	if err := os.WriteFile(config, []byte(seen), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, row := range []struct {
+		name, from string
+		seen       bool
+	}{
+		{"a.pay.example", "10.2.0.1", true}, {"a.pay.example", "10.9.0.1", true}, {"db.shop.example", "10.1.0.1", true},
+		{"db.shop.example", "10.2.0.1", false}, {"x.lab.example", "10.2.0.1", true}, {"x.lab.example", "10.9.0.1", false},
+	} {
+		var out bytes.Buffer
+		o := &resolveOptions{config: config, from: row.from}
+		err := runResolve(t.Context(), &out, o, row.name)
+		if hidden := strings.Contains(out.String(), "the verb catalog"); hidden == row.seen {
+			t.Errorf("%s from %s: got %v and\n%s\nwant seen %v", row.name, row.from, err, &out, row.seen)
+		}
 	}
 }

@@ -11,7 +11,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"culvert.dev/internal/gateway"
-	"culvert.dev/internal/names"
 	"culvert.dev/tunnel"
 )
 
@@ -115,7 +114,7 @@ func resolveHere(ctx context.Context, o *resolveOptions, name string) (*gateway.
 	if err != nil {
 		return nil, err
 	}
-	r, err := gateway.ResolveFrom(&names.Source{Registry: reg, VIPs: dnsVIPs(c)}, name, o.from)
+	r, err := gateway.ResolveFrom(namesSource(reg, c), name, o.from)
 	if err != nil {
 		return nil, usageError("", "%w", err)
 	}

@@ -45,7 +45,7 @@ services: []
 		d := cfg.DNS
 		f := d.Server.Forward
 		return fmt.Sprint(*cfg.ServicePorts, *cfg.VIPs, cfg.Limits, memory, level, asJSON, cfg.DrainDelay, cfg.DrainTimeout, cfg.Admin, cfg.AdminControl,
-			d.Listeners, d.VIPs != nil && d.VIPs("changed"), d.Server.Zones, d.Server.TTL, d.Server.NegativeTTL, d.Server.RateLimit,
+			d.Listeners, d.VIPs != nil && d.VIPs("changed"), d.DeferIdentity, d.Server.Zones, d.Server.TTL, d.Server.NegativeTTL, d.Server.RateLimit,
 			d.Server.RateLimitExempt, d.Server.RecursionClients, f.Upstreams, f.Zones, f.PrivateZones, f.CacheBytes, f.MinTTL, f.MaxTTL, f.MaxStale)
 	}
 	before := told(fresh())
@@ -91,7 +91,7 @@ services: []
 		case *[]file.DNSForward:
 			*value = append(*value, file.DNSForward{Zone: "changed", Upstreams: []file.DNSUpstream{{Address: "192.0.2.55:53"}}})
 		case *string:
-			*value = map[string]string{"Admin": "127.0.0.1:9091", "Log.Format": "json"}[path]
+			*value = map[string]string{"Admin": "127.0.0.1:9091", "Log.Format": "json", "DNS.UnidentifiedCallers": "defer"}[path]
 		default:
 			if v.Kind() != reflect.Int { // the level of the log
 				t.Fatalf("%s is a %s: have this test change it", path, typ)
