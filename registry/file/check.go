@@ -317,7 +317,7 @@ func (d *decoder) checkNetwork(l *Listener, at mapping) {
 
 // checkSocket finds what goes with Unix sockets alone, or does not go with them.
 func (d *decoder) checkSocket(l *Listener, at mapping) {
-	if !l.Unix() {
+	if !l.UnixSocket() {
 		for _, key := range []string{"mode", "group", "peerCredentials"} {
 			if n := at.value(key); n != nil && l.Address != "" {
 				d.errorf(n, "leave it out", "%s has no effect: this listener is no Unix socket", key)

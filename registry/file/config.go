@@ -108,8 +108,8 @@ func (l *Listener) check(*decoder, mapping) { l.Protocols = readable(l.Protocols
 // UDP reports whether l is for datagrams.
 func (l *Listener) UDP() bool { return isUDP(l.Address) }
 
-// Unix reports whether l is for a Unix socket.
-func (l *Listener) Unix() bool { return isSocket(l.Address) }
+// UnixSocket reports whether l is for a Unix socket.
+func (l *Listener) UnixSocket() bool { return isSocket(l.Address) }
 
 // A Proxy is a load balancer in front of a listener that begins every connection
 // with a PROXY header.
