@@ -38,16 +38,22 @@ func newEdge(t *testing.T, services ...*registry.Service) *edge {
 // newEdgeOf is newEdge with more of a configuration.
 func newEdgeOf(t *testing.T, cfg Config, services ...*registry.Service) *edge {
 	t.Helper()
-	e := &edge{addr: netip.MustParseAddr("127.0.0.1"), next: 20000 + uint16(rand.IntN(10000))}
-	if runtime.GOOS == "linux" { // all of 127.0.0.0/8 is loopback
-		e.addr = netip.AddrFrom4([4]byte{127, byte(64 + rand.IntN(64)), byte(rand.IntN(256)), byte(1 + rand.IntN(250))})
-	}
+	e := newPorts()
 	var err error
 	if e.ca, err = testca.New("edge.test", nil); err != nil {
 		t.Fatal(err)
 	}
 	cfg.SourcesListen = true
 	e.running = launch(t, cfg, services...)
+	return e
+}
+
+// newPorts returns an edge of which nothing but port, at and listener can be used.
+func newPorts() *edge {
+	e := &edge{addr: netip.MustParseAddr("127.0.0.1"), next: 20000 + uint16(rand.IntN(10000))}
+	if runtime.GOOS == "linux" { // all of 127.0.0.0/8 is loopback
+		e.addr = netip.AddrFrom4([4]byte{127, byte(64 + rand.IntN(64)), byte(rand.IntN(256)), byte(1 + rand.IntN(250))})
+	}
 	return e
 }
 

@@ -201,7 +201,7 @@ func newWorldSite(t *testing.T, dice policytest.Dice) *worldSite {
 			}
 		}
 	})
-	at := &edge{addr: netip.MustParseAddr("127.0.0.1"), next: 20000 + uint16(rand.IntN(10000))}
+	at := newPorts()
 	s.edge = at.listener("edge", registry.TLS)
 	testnet.Eventually(t, patience, func() bool { ok, _ := g.Ready(); return ok }, "the gateway is ready")
 	s.use(&world{ruled: &registry.Service{Name: "none"}})
