@@ -236,11 +236,11 @@ func (f SessionFields) For(ctx context.Context, conn net.Conn) (Fields, error) {
 		state := t.ConnectionState()
 		cs = &state
 	}
-	return f.In(ctx, cs)
+	return f.ForSession(ctx, cs)
 }
 
-// In is For of a session.
-func (f SessionFields) In(ctx context.Context, cs *tls.ConnectionState) (Fields, error) {
+// ForSession is For of a session; nil for a connection without TLS.
+func (f SessionFields) ForSession(ctx context.Context, cs *tls.ConnectionState) (Fields, error) {
 	if f == nil {
 		return nil, nil
 	}

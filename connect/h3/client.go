@@ -114,7 +114,7 @@ func (k *client) head(ctx context.Context, pseudo, fields connect.Fields) ([]byt
 		return appendHead(nil, pseudo, fields), nil
 	}
 	cs := k.c.qc.ConnectionState().TLS
-	own, err := k.d.SessionHeader.In(ctx, &cs)
+	own, err := k.d.SessionHeader.ForSession(ctx, &cs)
 	if err != nil {
 		return nil, err
 	}
