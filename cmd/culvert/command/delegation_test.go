@@ -149,3 +149,12 @@ services:
 		}
 	}
 }
+
+func newTestCA(t *testing.T, td string) *testca.CA {
+	t.Helper()
+	ca, err := testca.New(td, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ca
+}

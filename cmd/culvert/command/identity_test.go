@@ -37,15 +37,6 @@ const (
 	partnerGateway = "spiffe://partner.example/ns/edge/sa/gw"
 )
 
-func newTestCA(t *testing.T, td string) *testca.CA {
-	t.Helper()
-	ca, err := testca.New(td, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return ca
-}
-
 // federationRecipe returns the configuration in the guide, for a socket, a bundle endpoint
 // and a listener of this test.
 func federationRecipe(t *testing.T, socket, endpoint, listener string) string {
