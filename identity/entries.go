@@ -7,6 +7,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -36,6 +37,11 @@ type End struct {
 	NotBefore time.Time
 	NotAfter  time.Time
 }
+
+// Implied reports whether nobody has given the entry its name: it is of a file that a
+// listener, a hop or a service names, or of a Secret. The names of others have no colon and
+// no slash.
+func (e *Entry) Implied() bool { return strings.ContainsAny(e.Name, ":/") }
 
 // Entries returns all entries, sorted by kind and name.
 func (s *Store) Entries() []Entry {

@@ -137,8 +137,8 @@ type Section struct {
 
 // TLSTermination says how TLS ends here, and what is asked of its clients.
 type TLSTermination struct {
-	// Keys name keys of the gateway's identity.Store. Certificates, those of Secrets of
-	// Kubernetes, are in place of or beside them. There is at least one; the one with the name asked for is shown, or the first.
+	// Keys name keys of the gateway's identity.Store. Certificates are in place of or beside
+	// them. There is at least one; the one with the name asked for is shown, or the first.
 	Keys         []string `json:",omitempty"`
 	Certificates []KeyPair
 	MinVersion   uint16 // as in crypto/tls; 0 means TLS 1.3 for Settings, and TLS 1.2 for Sections
@@ -201,6 +201,10 @@ type Backend struct {
 	// exposed to the network of the client. Zero means none.
 	ServiceName tunnel.Name
 }
+
+// SecretKey begins the names of keys that are Secrets of Kubernetes. NAMESPACE/NAME follows.
+// No key of a configuration has a name with a slash.
+const SecretKey = "secret/"
 
 // A BackendTLS says how a gateway uses TLS to its backends. A backend that it
 // cannot verify is refused; it never falls back to less.

@@ -1,14 +1,20 @@
 package gateway
 
 import (
+	"bytes"
 	"cmp"
 	"context"
+	"crypto/tls"
+	"errors"
 	"log/slog"
+	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
 	"culvert.dev/identity"
+	"culvert.dev/registry"
 )
 
 // A Certificate is one that the gateway shows: to its clients, or to another
@@ -102,15 +108,48 @@ func newExpiryWatch(log *slog.Logger, store *identity.Store) *expiryWatch {
 // any time.
 func (g *Gateway) UseCertificates(list []Certificate) { g.expiry.use(list) }
 
-// UseSecrets does so for the certificates of Secrets of Kubernetes: from when, and until
-// when, each is valid, by "NAMESPACE/NAME".
-func (g *Gateway) UseSecrets(all map[string][2]time.Time) { g.expiry.useSecrets(all) }
+// UseKeys replaces the keys of Secrets of Kubernetes in the Store, by their names there:
+// "secret/NAMESPACE/NAME". Handshakes that begin afterwards use them, and no table is made.
+// Those that are gone go with the call after this one, as the table may still name them. The
+// log, the metrics and Status say when they expire. It may be called at any time.
+func (g *Gateway) UseKeys(all map[string]*tls.Certificate) {
+	g.secrets.use(all)
+	g.expiry.useSecrets(all)
+}
 
-// useSecrets replaces those of Secrets.
-func (w *expiryWatch) useSecrets(all map[string][2]time.Time) {
+// secretKeys are the keys of a Store that are Secrets'.
+type secretKeys struct {
+	store *identity.Store
+
+	mu        sync.Mutex
+	now, gone map[string]*tls.Certificate // those in use, and those of the call before that are not; guarded by mu
+}
+
+func (s *secretKeys) use(all map[string]*tls.Certificate) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for name, c := range all {
+		if old := s.now[name]; old == nil || old != c && !slices.EqualFunc(old.Certificate, c.Certificate, bytes.Equal) {
+			s.store.Key(name).Set(c)
+		}
+	}
+	for name := range s.gone {
+		if all[name] == nil {
+			s.store.Key(name).Remove(errNoSecret)
+		}
+	}
+	gone := maps.Clone(s.now)
+	maps.DeleteFunc(gone, func(name string, _ *tls.Certificate) bool { return all[name] != nil })
+	s.now, s.gone = maps.Clone(all), gone
+}
+
+var errNoSecret = errors.New("no Gateway uses the Secret any more")
+
+// useSecrets replaces what the log, the metrics and Status have of Secrets.
+func (w *expiryWatch) useSecrets(all map[string]*tls.Certificate) {
 	list := make([]Certificate, 0, len(all))
-	for name, valid := range all {
-		list = append(list, Certificate{UsedBy: ofGatewayAPI, File: "Secret " + name, NotBefore: valid[0], NotAfter: valid[1]})
+	for name, c := range all {
+		list = append(list, Certificate{UsedBy: ofGatewayAPI, File: "Secret " + strings.TrimPrefix(name, registry.SecretKey), NotBefore: c.Leaf.NotBefore, NotAfter: c.Leaf.NotAfter})
 	}
 	w.mu.Lock()
 	w.secrets = list
@@ -184,6 +223,9 @@ func (w *expiryWatch) all() []expiring {
 		return all
 	}
 	for _, e := range w.store.Entries() {
+		if e.Kind == identity.KindKey && e.Implied() {
+			continue // it is in the list, as what it is used by
+		}
 		for _, end := range e.Ends {
 			all = append(all, expiring{Certificate{UsedBy: end.Kind, File: e.Name, NotBefore: end.NotBefore, NotAfter: end.NotAfter}, end.Of})
 		}

@@ -3,6 +3,7 @@ package gateway
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
 	"crypto/x509"
 	"errors"
 	"log/slog"
@@ -129,8 +130,11 @@ func TestExpiryOfSecrets(t *testing.T) {
 		w := newExpiryWatch(slog.New(slog.NewTextHandler(&log, nil)), nil)
 		now := time.Now()
 		w.use([]Certificate{{"listener", "a.crt", now.Add(time.Hour), time.Time{}}})
-		w.useSecrets(map[string][2]time.Time{
-			"shop/short": {now.Add(-12 * time.Hour), now.Add(12 * time.Hour)}, "shop/long": {now.Add(-85 * 24 * time.Hour), now.Add(5 * 24 * time.Hour)},
+		valid := func(from, until time.Duration) *tls.Certificate {
+			return &tls.Certificate{Leaf: &x509.Certificate{NotBefore: now.Add(from), NotAfter: now.Add(until)}}
+		}
+		w.useSecrets(map[string]*tls.Certificate{
+			"secret/shop/short": valid(-12*time.Hour, 12*time.Hour), "secret/shop/long": valid(-85*24*time.Hour, 5*24*time.Hour),
 		})
 		w.look(now)
 		got := log.take()

@@ -103,8 +103,8 @@ type Config struct {
 	// Nil means that there are none.
 	JWTSVID func(ctx context.Context, id string, audience ...string) (string, error)
 
-	// Identity has the keys and the trust that listeners, hops, backend TLS and Issuers name. Nil
-	// means that there are none.
+	// Identity has the keys and the trust that listeners, hops, backend TLS and Issuers name, and
+	// gets the keys of UseKeys. Nil makes one.
 	Identity *identity.Store
 
 	// Metrics adds gauges to those of the gateway, by GaugeSet of package metrics. May be nil.

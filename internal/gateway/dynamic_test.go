@@ -288,6 +288,50 @@ func TestFrontRotation(t *testing.T) {
 	works(t, before)
 }
 
+// A Secret that is replaced is shown by the next handshake, with no new table; one that no
+// Gateway uses any more is gone once the table has not named it for a while.
+func TestKeysOfSecrets(t *testing.T) {
+	e := newEdge(t)
+	s := section("s", "a.test", to(greeter(t, "h"), "a.test"))
+	s.TLS = &registry.TLSTermination{Keys: []string{"secret/shop/edge"}}
+	l := e.listener("tls", registry.TLS, s)
+	use := func(p *testca.Pair) { e.UseKeys(map[string]*tls.Certificate{"secret/shop/edge": &p.TLS}) }
+	old, other := e.issue("a.test"), e.issue("a.test")
+	use(old)
+	e.have(l)
+	table := e.registry.Table().Generation()
+	before, err := e.dialTLS(l.Port, "a.test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	hears(before, 1)
+	use(other)
+	after, err := e.dialTLS(l.Port, "a.test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if hears(after, 1); leafOf(after) != parseLeaf(t, other).SerialNumber.String() {
+		t.Error("the old certificate is shown")
+	}
+	e.UseKeys(nil)
+	if got := e.asked(l.Port, "a.test"); got != "h" {
+		t.Errorf("while the table may name it: got %s", got)
+	}
+	e.UseKeys(nil)
+	if got := e.asked(l.Port, "a.test"); got == "h" {
+		t.Error("a Secret that is gone is still shown")
+	}
+	use(old)
+	if got := e.asked(l.Port, "a.test"); got != "h" {
+		t.Errorf("once it is back: got %s", got)
+	}
+	works(t, before)
+	works(t, after)
+	if now := e.registry.Table().Generation(); now != table {
+		t.Errorf("the table has generation %d, and had %d", now, table)
+	}
+}
+
 // HTTP is not routed, and a client hears that.
 func TestFrontHTTP(t *testing.T) {
 	e := newEdge(t)

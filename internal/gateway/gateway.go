@@ -24,6 +24,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"culvert.dev/identity"
 	"culvert.dev/identity/jwt"
 	"culvert.dev/internal/admin"
 	"culvert.dev/internal/gateway/inbound"
@@ -90,6 +91,7 @@ type Gateway struct {
 	restart   atomic.Pointer[[]PendingChange] // what RestartNeeded was told
 	memory    memoryWatch
 	expiry    *expiryWatch
+	secrets   secretKeys
 	tokens    *jwt.Tokens
 
 	credentials *credentialWatch
@@ -104,7 +106,10 @@ type Gateway struct {
 
 // New opens the listeners. Run serves them, or Close gives them back.
 func New(ctx context.Context, cfg Config) (*Gateway, error) {
-	g := &Gateway{cfg: cfg, log: cfg.Log, metrics: metrics.New(), started: time.Now()}
+	if cfg.Identity == nil {
+		cfg.Identity = new(identity.Store)
+	}
+	g := &Gateway{cfg: cfg, log: cfg.Log, metrics: metrics.New(), started: time.Now(), secrets: secretKeys{store: cfg.Identity}}
 	if g.log == nil {
 		g.log = slog.New(slog.DiscardHandler)
 	}
@@ -125,9 +130,7 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 		g.refusals.Observe(o)
 	}
 	g.tokens = &jwt.Tokens{Log: g.log, ReadFile: cfg.ReadFile}
-	if cfg.Identity != nil {
-		g.tokens.Trust = cfg.Identity.Trust
-	}
+	g.tokens.Trust = cfg.Identity.Trust
 	if err := g.tokens.Use(cfg.Issuers); err != nil {
 		return nil, err
 	}

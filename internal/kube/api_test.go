@@ -2,6 +2,7 @@ package kube
 
 import (
 	"context"
+	"crypto/tls"
 	"fmt"
 	"log/slog"
 	"net"
@@ -249,7 +250,7 @@ func (opened) ListenersChanged() <-chan struct{} { return nil }
 func (opened) ListenerErrors() map[string]error  { return nil }
 
 func (opened) ClusterSetAddresses(string, string) []netip.Addr { return nil }
-func (opened) UseSecrets(map[string][2]time.Time)              {}
+func (opened) UseKeys(map[string]*tls.Certificate)             {}
 func (opened) PolicyUses() map[string]registry.PolicyUse       { return nil }
 
 // has reports whether a kind is there: its definition is.

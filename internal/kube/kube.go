@@ -15,6 +15,7 @@ package kube
 import (
 	"cmp"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -22,7 +23,6 @@ import (
 	"os"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
@@ -103,9 +103,9 @@ type Gateway interface {
 	// ClusterSetAddresses returns the addresses that a service of the cluster
 	// set has to itself.
 	ClusterSetAddresses(namespace, service string) []netip.Addr
-	// UseSecrets is called with the periods of validity of the certificates of Secrets that Gateways
-	// use, by "NAMESPACE/NAME", whenever they change.
-	UseSecrets(map[string][2]time.Time)
+	// UseKeys is called with the certificates of the Secrets that Gateways use, by the names
+	// that the table has for them, whenever they change: before the table has them.
+	UseKeys(map[string]*tls.Certificate)
 	// PolicyUses returns what policies are about, by their Origin.
 	PolicyUses() map[string]registry.PolicyUse
 }
@@ -273,7 +273,7 @@ func (k *Kube) serve(api *GatewayAPI) error {
 	c, err := gatewayapi.New(gatewayapi.Config{
 		Settings: settings,
 		REST:     k.rest, Pulse: k.pulse, Slices: k.slices, Definitions: k.defs, Plane: k.plane, Leads: k.leads.Load, Log: k.cfg.Log,
-		UseSecrets: func(all map[string][2]time.Time) { k.plane.UseSecrets(all) },
+		UseKeys: func(all map[string]*tls.Certificate) { k.plane.UseKeys(all) },
 	})
 	if err != nil {
 		return err
@@ -363,7 +363,7 @@ func (k *Kube) Start(ctx context.Context, g Gateway) (stop func()) {
 		cancel()
 		running.Wait()
 		if k.plane != nil {
-			g.UseSecrets(nil)
+			g.UseKeys(nil)
 		}
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"io"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"culvert.dev/policy"
@@ -79,7 +80,7 @@ const secretMissing = "it needs a secret, which is not saved: it works again whe
 
 // needsSecret reports whether s does not work without a secret.
 func needsSecret(s *registry.Service) bool {
-	if s.TLS != nil && s.TLS.Key != "" || hopsNeedSecret(s.Via) {
+	if s.TLS != nil && (s.TLS.Key != "" || strings.HasPrefix(s.TLS.KeyName, registry.SecretKey)) || hopsNeedSecret(s.Via) {
 		return true
 	}
 	return slices.ContainsFunc(s.Endpoints, func(ep registry.Endpoint) bool { return hopsNeedSecret(ep.Hops()) })

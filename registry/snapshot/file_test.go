@@ -52,7 +52,7 @@ func (f *filler) fill(v reflect.Value) {
 			v.SetString(secretText)
 		}
 		return
-	case *registry.ListenerSettings: // of listeners that are not saved
+	case *registry.ListenerSettings, *registry.UnixSocket: // of listeners that are not saved
 		return
 	case *registry.TLSTermination:
 		if f.secrets {
@@ -451,3 +451,14 @@ func BenchmarkDecode(b *testing.B) {
 type discard struct{}
 
 func (*discard) Write(b []byte) (int, error) { return len(b), nil }
+
+// A backend that is shown the key of a Secret refuses, as that key is not saved.
+func TestKeysOfSecretsAreNotKept(t *testing.T) {
+	for name, kept := range map[string]bool{"secret/shop/gw": false, "edge": true, "": true} {
+		s := registry.Snapshot{Services: []*registry.Service{{Name: "db", TLS: &registry.BackendTLS{KeyName: name}, Endpoints: []registry.Endpoint{{Addr: netip.MustParseAddr("10.0.0.1"), Port: 1}}}}}
+		got := decoded(t, encoded(t, map[string]*savedSnapshot{"a": {s, noon}}))["a"].Services[0]
+		if (got.TLS != nil && len(got.Endpoints) == 1) != kept {
+			t.Errorf("with the key %q: got %+v", name, got)
+		}
+	}
+}

@@ -2,6 +2,7 @@ package gatewayapi
 
 import (
 	"cmp"
+	"crypto/tls"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -292,7 +293,7 @@ func (m *memo) forget() {
 	m.served, m.serving = m.serving, make(map[types.UID]bool, len(m.serving))
 	m.held, m.holding = m.holding, make(map[holder]holding, len(m.holding))
 	m.kept, m.keeping = m.keeping, make(map[types.NamespacedName]keptPair, len(m.keeping))
-	m.good, m.using = m.using, make(map[types.UID]*registry.KeyPair, len(m.using))
+	m.good, m.using = m.using, make(map[types.UID]*tls.Certificate, len(m.using))
 }
 
 // serviceOf makes a service of the table from Slices, with the endpoints that are to be used for a
@@ -383,14 +384,12 @@ func (t *translator) forRule(g *gateway, b *backend, tls bool) registry.Backend 
 	switch why := p.why(); {
 	case why != "":
 		secured.Broken = "BackendTLSPolicy " + p.Name + ": " + why
-	case g.clientErr != nil && g.client == nil:
+	case g.clientErr != nil && g.client == "":
 		secured.Broken = g.clientErr.Message
 	default:
 		s := *b.service
 		how := *p.tls
-		if g.client != nil {
-			how.Certificate, how.Key = g.client.Certificate, g.client.Key
-		}
+		how.KeyName = g.client
 		s.TLS = &how
 		secured.Service = &s
 	}

@@ -3,6 +3,7 @@ package gatewayapi
 import (
 	"cmp"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -49,9 +50,10 @@ type Config struct {
 	Source string // of the registry's; "" means "gateway-api"
 	Plane  Plane  // nil means that all listeners open at once
 
-	// UseSecrets is called with the periods of validity of the certificates of Secrets that Gateways
-	// use, by "NAMESPACE/NAME", whenever they change. It may be nil.
-	UseSecrets func(map[string][2]time.Time)
+	// UseKeys is called with the certificates of the Secrets that Gateways use, by the names
+	// that Snapshots have for them, whenever they change: before a Snapshot has a name that is
+	// new. It may be nil.
+	UseKeys func(map[string]*tls.Certificate)
 
 	Leads func() bool  // whether this replica is the one that writes: see client.Lease; nil means that it is
 	Log   *slog.Logger // nil discards
@@ -153,9 +155,9 @@ type run struct {
 	updates    chan<- registry.Update
 	changed    watch.Signal
 
-	version string                  // of the CRDs
-	secrets map[string][2]time.Time // that UseSecrets was told
-	alarm   *time.Timer             // when the time alone is a change
+	version string                      // of the CRDs
+	keys    map[string]*tls.Certificate // that UseKeys was told
+	alarm   *time.Timer                 // when the time alone is a change
 
 	mu   sync.Mutex         // guards the rest
 	last *registry.Snapshot // that was sent
@@ -265,9 +267,9 @@ func (r *run) rebuild(ctx context.Context) error {
 	conflicting := r.writer.statusConflicts.refusals(cmp.Or(w.Controller, DefaultController))
 	r.current.Store(&translated{w, res, conflicting})
 
-	if r.cfg.UseSecrets != nil && (r.secrets == nil || !maps.Equal(r.secrets, res.Secrets)) {
-		r.secrets = res.Secrets
-		r.cfg.UseSecrets(res.Secrets)
+	if r.cfg.UseKeys != nil && (r.keys == nil || !maps.Equal(r.keys, res.Keys)) {
+		r.keys = res.Keys
+		r.cfg.UseKeys(res.Keys)
 	}
 	if err := r.publish(ctx, &res.Snapshot); err != nil {
 		return err

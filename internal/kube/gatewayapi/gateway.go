@@ -24,7 +24,7 @@ type gateway struct {
 	remark   string           // on that it is accepted
 	insecure bool             // its frontend validation lets anybody in
 
-	client    *registry.KeyPair // to show to backends
+	client    string            // the name of the key to show to backends; "" for none
 	clientErr *metav1.Condition // why there is none though one is asked for, or only the one of before
 
 	bound     []Address                   // its addresses, as sockets have them

@@ -1,6 +1,7 @@
 package gatewayapi
 
 import (
+	"crypto/tls"
 	"net/netip"
 	"time"
 
@@ -135,9 +136,9 @@ type Result struct {
 
 	Causes map[causeKey]*cause // that routes are refused for: see refusals.go
 
-	// Secrets are those whose certificates Gateways show, to clients or to backends: from
-	// when, and until when, each is valid, by "NAMESPACE/NAME".
-	Secrets map[string][2]time.Time
+	// Keys are the certificates, with their private keys, that the Snapshot names: those of
+	// Secrets, that Gateways show to clients or to backends. Nobody changes them.
+	Keys map[string]*tls.Certificate
 
 	// Classless says of GatewayClasses that are gone, or have gone wrong, what has
 	// become of the Gateways that name them.

@@ -314,7 +314,7 @@ func dump(res *Result) []string {
 			host := cmp.Or(s.Host.String(), "*")
 			ends := ""
 			if s.TLS != nil {
-				ends = fmt.Sprintf(" ends %d", len(s.TLS.Certificates))
+				ends = fmt.Sprintf(" ends %d", len(s.TLS.Keys))
 				if s.TLS.ClientCAs != "" {
 					ends += " verify"
 				}
@@ -362,7 +362,7 @@ func dumpBackend(b registry.Backend) string {
 		if b.Service.TLS.Roots != "" {
 			s += "+roots"
 		}
-		if b.Service.TLS.Certificate != "" {
+		if b.Service.TLS.KeyName != "" {
 			s += "+cert"
 		}
 		if v := b.Service.TLS.MinVersion; v != 0 {

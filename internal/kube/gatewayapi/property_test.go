@@ -294,7 +294,7 @@ func check(res *Result) error {
 				return fmt.Errorf("section %q for %v is there twice", s.Name, s.Host)
 			}
 			sections[s.Name], hosts[s.Host] = true, true
-			if s.TLS != nil && len(s.TLS.Certificates) == 0 {
+			if s.TLS != nil && (len(s.TLS.Keys) == 0 || slices.ContainsFunc(s.TLS.Keys, func(name string) bool { return res.Keys[name] == nil })) {
 				return fmt.Errorf("section %q ends TLS without a certificate", s.Name)
 			}
 			if s.TLS != nil && s.TLS.ClientCertOptional && s.TLS.ClientCAs == "" {

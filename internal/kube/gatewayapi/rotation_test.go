@@ -1,6 +1,8 @@
 package gatewayapi
 
 import (
+	"bytes"
+	"encoding/pem"
 	"slices"
 	"strings"
 	"testing"
@@ -10,8 +12,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-
-	"culvert.dev/registry"
 )
 
 // Steps of what becomes of a Secret. Each is what makes of the world that there
@@ -91,7 +91,8 @@ spec: {from: [{group: gateway.networking.k8s.io, kind: Gateway, namespace: a}], 
 			resolved, why := allTrue(l.Conditions, "ResolvedRefs")
 			ends := res.Snapshot.Listeners[0].Sections[0].TLS
 			cert, _ := pair()
-			serves := ends != nil && slices.ContainsFunc(ends.Certificates, func(p registry.KeyPair) bool { return p.Certificate == cert })
+			block, _ := pem.Decode([]byte(cert))
+			serves := ends != nil && slices.ContainsFunc(ends.Keys, func(name string) bool { return bytes.Equal(res.Keys[name].Certificate[0], block.Bytes) })
 			if serves != tt.serve || programmed != tt.serve {
 				t.Errorf("got a certificate: %t, Programmed: %t, want %t", serves, programmed, tt.serve)
 			}

@@ -71,18 +71,18 @@ func (t *translator) resolveCertificates(l *listener) {
 		refs = l.spec.TLS.CertificateRefs
 	}
 	for i := range refs {
-		pair, denied, err := t.keyPair(from, refs[i])
+		key, denied, err := t.key(from, refs[i])
 		switch {
 		case denied:
 			l.refs = condition(kind, false, string(gwv1.ListenerReasonRefNotPermitted), err.Error())
 		case err != nil && l.refs.Reason != string(gwv1.ListenerReasonRefNotPermitted):
 			l.refs = condition(kind, false, string(gwv1.ListenerReasonInvalidCertificateRef), err.Error())
 		}
-		if pair != nil {
-			l.ends.Certificates = append(l.ends.Certificates, *pair)
+		if key != "" {
+			l.ends.Keys = append(l.ends.Keys, key)
 		}
 	}
-	if len(l.ends.Certificates) == 0 {
+	if len(l.ends.Keys) == 0 {
 		l.broken = true
 		if l.refs.Type == "" {
 			l.refs = condition(kind, false, string(gwv1.ListenerReasonInvalidCertificateRef), "TLS is terminated here, but there are no certificateRefs")
@@ -90,10 +90,24 @@ func (t *translator) resolveCertificates(l *listener) {
 	}
 }
 
-// keyPair finds the certificate and key of a Secret; denied says that the error
-// is for lack of a grant. A pair with an error is the one that the Secret had
-// before: it stays in force, and the error is to be told.
-func (t *translator) keyPair(from referrer, ref gwv1.SecretObjectReference) (pair *registry.KeyPair, denied bool, err error) {
+// key finds the certificate and key of a Secret, and returns their name, which is in the
+// Result; denied says that the error is for lack of a grant. With a name and an error what
+// the Secret had before stays in force, and the error is to be told.
+func (t *translator) key(from referrer, ref gwv1.SecretObjectReference) (name string, denied bool, err error) {
+	pair, denied, err := t.keyPair(from, ref)
+	if pair == nil {
+		return "", denied, err
+	}
+	name = keyName(string(ptr.Deref(ref.Namespace, gwv1.Namespace(from.namespace))), string(ref.Name))
+	t.res.Keys[name] = pair
+	return name, denied, err
+}
+
+// keyName is what the table calls the key of a Secret.
+func keyName(namespace, name string) string { return registry.SecretKey + namespace + "/" + name }
+
+// keyPair is key, and returns what the name stands for; nil for nothing.
+func (t *translator) keyPair(from referrer, ref gwv1.SecretObjectReference) (pair *tls.Certificate, denied bool, err error) {
 	if group, kind := ptr.Deref(ref.Group, ""), ptr.Deref(ref.Kind, "Secret"); group != "" || kind != "Secret" {
 		return nil, false, fmt.Errorf("certificate of kind %q, group %q is not supported; supported are Secrets", kind, group)
 	}
@@ -112,11 +126,6 @@ func (t *translator) keyPair(from referrer, ref gwv1.SecretObjectReference) (pai
 		return nil, false, err
 	}
 	pair, err = t.memo.pair(s)
-	if pair != nil {
-		if p := t.memo.periodOf(pair.Certificate); !p.end.IsZero() {
-			t.res.Secrets[name.String()] = [2]time.Time{p.from, p.end}
-		}
-	}
 	if err == nil {
 		t.memo.keep(name, pair)
 	}
@@ -134,8 +143,8 @@ func (t *translator) resolveClient(g *gateway) {
 	if g.Spec.TLS == nil || g.Spec.TLS.Backend == nil || g.Spec.TLS.Backend.ClientCertificateRef == nil {
 		return
 	}
-	pair, denied, err := t.keyPair(referrer{gwv1.GroupName, "Gateway", g.Namespace}, *g.Spec.TLS.Backend.ClientCertificateRef)
-	if g.client = pair; err == nil {
+	key, denied, err := t.key(referrer{gwv1.GroupName, "Gateway", g.Namespace}, *g.Spec.TLS.Backend.ClientCertificateRef)
+	if g.client = key; err == nil {
 		return
 	}
 	reason := gwv1.GatewayReasonInvalidClientCertificateRef
@@ -222,7 +231,7 @@ type memo struct {
 	// The last good pairs of Secrets, of the last translation and of this one. That
 	// of one which a translation did not use, because it is gone, or because nobody
 	// may refer to it, is none any more.
-	good, using map[types.UID]*registry.KeyPair
+	good, using map[types.UID]*tls.Certificate
 
 	// The pairs of Secrets by their names, in the last translation and in this one: for
 	// one that is deleted to be made anew.
@@ -239,8 +248,6 @@ type memo struct {
 	// What backends were made of in the last translation and in this one.
 	reached, reaching map[reachKey]*reached
 
-	periods map[string]period // of certificates: see validity.go
-
 	references int // that the last translation made
 }
 
@@ -250,11 +257,11 @@ const secretGrace = 3 * time.Second
 
 // A keptPair is what a Secret had, and since when it is gone; zero is that it is there.
 type keptPair struct {
-	pair *registry.KeyPair
+	pair *tls.Certificate
 	gone time.Time
 }
 
-func (m *memo) keep(name types.NamespacedName, pair *registry.KeyPair) {
+func (m *memo) keep(name types.NamespacedName, pair *tls.Certificate) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.keeping[name] = keptPair{pair: pair}
@@ -262,7 +269,7 @@ func (m *memo) keep(name types.NamespacedName, pair *registry.KeyPair) {
 
 // late returns the pair of a Secret that was there shortly before now, and until when it
 // is good; or nil. One that no listener referred to in the last translation is not kept.
-func (m *memo) late(name types.NamespacedName, now time.Time) (*registry.KeyPair, time.Time) {
+func (m *memo) late(name types.NamespacedName, now time.Time) (*tls.Certificate, time.Time) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	k, ok := m.kept[name]
@@ -281,7 +288,7 @@ func (m *memo) late(name types.NamespacedName, now time.Time) (*registry.KeyPair
 }
 
 type memoPair struct {
-	pair *registry.KeyPair
+	pair *tls.Certificate
 	err  error
 }
 
@@ -293,13 +300,13 @@ type memoCA struct {
 func newMemo() *memo {
 	return &memo{
 		pairs: map[*corev1.Secret]memoPair{}, cas: map[*corev1.ConfigMap]memoCA{},
-		using: map[types.UID]*registry.KeyPair{}, keeping: map[types.NamespacedName]keptPair{}, serving: map[types.UID]bool{}, holding: map[holder]holding{}, reaching: map[reachKey]*reached{},
+		using: map[types.UID]*tls.Certificate{}, keeping: map[types.NamespacedName]keptPair{}, serving: map[types.UID]bool{}, holding: map[holder]holding{}, reaching: map[reachKey]*reached{},
 	}
 }
 
 // pair returns a Secret's pair. With an error it is the last good one that the
 // same object had while it was in use, or nil.
-func (m *memo) pair(s *corev1.Secret) (*registry.KeyPair, error) {
+func (m *memo) pair(s *corev1.Secret) (*tls.Certificate, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if len(m.pairs) > 10_000 {
@@ -337,7 +344,7 @@ func (m *memo) roots(c *corev1.ConfigMap) (string, error) {
 	return got.pem, got.err
 }
 
-func parsePair(s *corev1.Secret) (*registry.KeyPair, error) {
+func parsePair(s *corev1.Secret) (*tls.Certificate, error) {
 	if s.Type != corev1.SecretTypeTLS {
 		return nil, fmt.Errorf("is of type %q, not %q", s.Type, corev1.SecretTypeTLS)
 	}
@@ -345,10 +352,11 @@ func parsePair(s *corev1.Secret) (*registry.KeyPair, error) {
 	if len(cert) == 0 && len(key) == 0 {
 		return nil, errEmpty
 	}
-	if _, err := tls.X509KeyPair(cert, key); err != nil {
+	pair, err := tls.X509KeyPair(cert, key)
+	if err != nil {
 		return nil, fmt.Errorf("its %s and %s do not match, or can't be read: %w", corev1.TLSCertKey, corev1.TLSPrivateKeyKey, err)
 	}
-	return &registry.KeyPair{Certificate: string(cert), Key: registry.Secret(key)}, nil
+	return &pair, nil
 }
 
 // parseRoots takes the certificates out of a bundle, and nothing that is between

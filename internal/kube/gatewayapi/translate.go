@@ -2,9 +2,9 @@ package gatewayapi
 
 import (
 	"cmp"
+	"crypto/tls"
 	"slices"
 	"strings"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -34,7 +34,7 @@ func Translate(in *Inputs) *Result {
 			Causes:       map[causeKey]*cause{},
 			Policies:     map[types.NamespacedName][]gwv1.PolicyAncestorStatus{},
 			Accounts:     map[types.NamespacedName]*corev1.ServiceAccount{},
-			Secrets:      map[string][2]time.Time{},
+			Keys:         map[string]*tls.Certificate{},
 			References:   make(map[ObjectRef]bool, m.references),
 		},
 		controller: gwv1.GatewayController(cmp.Or(in.Controller, DefaultController)),

@@ -1,8 +1,8 @@
 package gatewayapi
 
 import (
-	"crypto/x509"
-	"encoding/pem"
+	"cmp"
+	"crypto/tls"
 	"strings"
 	"time"
 )
@@ -30,30 +30,9 @@ type period struct {
 	from, end time.Time
 }
 
-// periodOf returns the period of the first certificate of a chain; zero if there is none.
-func (m *memo) periodOf(chain string) period {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if len(m.periods) > 10_000 {
-		clear(m.periods)
-	}
-	if m.periods == nil {
-		m.periods = map[string]period{}
-	}
-	p, ok := m.periods[chain]
-	if ok {
-		return p
-	}
-	if block, _ := pem.Decode([]byte(chain)); block != nil {
-		if leaf, err := x509.ParseCertificate(block.Bytes); err == nil {
-			p = period{strings.Join(leaf.DNSNames, ", "), leaf.NotBefore, leaf.NotAfter}
-			if p.of == "" {
-				p.of = leaf.Subject.String()
-			}
-		}
-	}
-	m.periods[chain] = p
-	return p
+// periodOf returns the period of a certificate.
+func periodOf(c *tls.Certificate) period {
+	return period{cmp.Or(strings.Join(c.Leaf.DNSNames, ", "), c.Leaf.Subject.String()), c.Leaf.NotBefore, c.Leaf.NotAfter}
 }
 
 // notValid returns which of l's certificates are not valid at the time of the Inputs, and which will
@@ -63,10 +42,9 @@ func (t *translator) notValid(l *listener) (not, soon string) {
 		return "", ""
 	}
 	var texts, ending []string
-	for i := range l.ends.Certificates {
-		p := t.memo.periodOf(l.ends.Certificates[i].Certificate)
+	for _, key := range l.ends.Keys {
+		p := periodOf(t.res.Keys[key])
 		switch now := t.in.Now; {
-		case p.end.IsZero():
 		case now.Before(p.from):
 			t.until(p.from)
 			texts = append(texts, "the certificate for "+p.of+" is not valid before "+p.from.UTC().Format(time.RFC3339))

@@ -4,6 +4,7 @@ import (
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
+	"crypto/tls"
 	"crypto/x509"
 	"encoding/pem"
 	"math/big"
@@ -47,8 +48,8 @@ func TestCertificateThatIsNotValid(t *testing.T) {
 		if _, err := b.core.CoreV1().Secrets("a").Update(t.Context(), s, metav1.UpdateOptions{}); err != nil {
 			t.Fatal(err)
 		}
-		var told []map[string][2]time.Time
-		b.c.cfg.UseSecrets = func(all map[string][2]time.Time) { told = append(told, all) }
+		var told []map[string]*tls.Certificate
+		b.c.cfg.UseKeys = func(all map[string]*tls.Certificate) { told = append(told, all) }
 		defer b.start()()
 		calm()
 		refs := func() metav1.Condition {
@@ -59,7 +60,7 @@ func TestCertificateThatIsNotValid(t *testing.T) {
 			}
 			return metav1.Condition{}
 		}
-		if u := b.last(); u == nil || u.Listeners[0].Sections[0].TLS == nil || len(u.Listeners[0].Sections[0].TLS.Certificates) != 1 {
+		if u := b.last(); u == nil || u.Listeners[0].Sections[0].TLS == nil || !slices.Equal(u.Listeners[0].Sections[0].TLS.Keys, []string{"secret/a/cert"}) {
 			t.Errorf("got %+v, want that it is served", u)
 		}
 		early := "the certificate for abc.example.com is not valid before " + from.Format(time.RFC3339)
@@ -95,7 +96,7 @@ func TestCertificateThatIsNotValid(t *testing.T) {
 		}) {
 			t.Errorf("no Event of that: %v, %v", events, err)
 		}
-		if len(told) == 0 || told[len(told)-1]["a/cert"] != [2]time.Time{from, from.Add(2 * time.Hour)} {
+		if len(told) == 0 || told[len(told)-1]["secret/a/cert"] == nil || !told[len(told)-1]["secret/a/cert"].Leaf.NotBefore.Equal(from) {
 			t.Errorf("the gateway is told %v", told)
 		}
 		time.Sleep(20 * time.Minute)
