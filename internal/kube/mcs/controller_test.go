@@ -22,6 +22,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	apiwatch "k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes/fake"
 	ktesting "k8s.io/client-go/testing"
 	mcsv1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
@@ -68,6 +69,22 @@ func newSite(t *testing.T) *site {
 	}
 	s.core.PrependReactor("*", "*", react)
 	s.api.PrependReactor("*", "*", react)
+	// A watch of the fake API server begins now, and not where the list before it has ended:
+	// it brings all there is, so that nothing is missed that came between the two.
+	s.api.PrependWatchReactor("serviceimports", func(a ktesting.Action) (bool, apiwatch.Interface, error) {
+		w, err := s.api.Tracker().Watch(a.GetResource(), a.GetNamespace())
+		if err != nil {
+			return true, nil, err
+		}
+		l, err := s.api.Tracker().List(a.GetResource(), a.GetResource().GroupVersion().WithKind("ServiceImport"), a.GetNamespace())
+		if err != nil {
+			return true, nil, err
+		}
+		return true, w, meta.EachListItem(l, func(o runtime.Object) error {
+			w.(*apiwatch.RaceFreeFakeWatcher).Modify(o)
+			return nil
+		})
+	})
 	return s
 }
 
