@@ -4,6 +4,7 @@ import (
 	"crypto"
 	"crypto/tls"
 	"crypto/x509"
+	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -73,6 +74,9 @@ func (s *Store) Trust(name string) *Trust {
 	}
 	return t
 }
+
+// ErrUnused is for Remove, of a key or trust that nothing names any more.
+var ErrUnused = errors.New("nothing uses it any more")
 
 // A Key is a certificate with its private key that can be replaced at any time.
 type Key struct {

@@ -5,7 +5,6 @@ import (
 	"cmp"
 	"context"
 	"crypto/tls"
-	"errors"
 	"log/slog"
 	"maps"
 	"slices"
@@ -135,15 +134,13 @@ func (s *secretKeys) use(all map[string]*tls.Certificate) {
 	}
 	for name := range s.gone {
 		if all[name] == nil {
-			s.store.Key(name).Remove(errNoSecret)
+			s.store.Key(name).Remove(identity.ErrUnused)
 		}
 	}
 	gone := maps.Clone(s.now)
 	maps.DeleteFunc(gone, func(name string, _ *tls.Certificate) bool { return all[name] != nil })
 	s.now, s.gone = maps.Clone(all), gone
 }
-
-var errNoSecret = errors.New("no Gateway uses the Secret any more")
 
 // useSecrets replaces what the log, the metrics and Status have of Secrets.
 func (w *expiryWatch) useSecrets(all map[string]*tls.Certificate) {

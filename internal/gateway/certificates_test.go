@@ -152,6 +152,23 @@ func TestExpiryOfSecrets(t *testing.T) {
 	})
 }
 
+// A key that a listener, a hop or a Secret has itself is told of as what uses it, and not as
+// an entry of the Store too; one that the configuration names is.
+func TestExpiryIsSaidOnce(t *testing.T) {
+	ca, err := testca.New("edge.test", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	store, pair := new(identity.Store), issueOf(t, ca, "a.test")
+	for _, name := range []string{"file:a.crt", "secret/shop/edge", "edge"} {
+		store.Key(name).Set(&pair.TLS)
+	}
+	w := newExpiryWatch(slog.New(slog.DiscardHandler), store)
+	if all := w.all(); len(all) != 1 || all[0].UsedBy != identity.KindKey || all[0].File != "edge" {
+		t.Errorf("got %+v, want the key edge alone", all)
+	}
+}
+
 // What expires first is first, and each scrape has what is in use now.
 func TestExpiryMetrics(t *testing.T) {
 	g, err := New(t.Context(), Config{Listeners: []Listener{{Address: "127.0.0.1:0", Protocols: []tunnel.Protocol{&connect.Protocol{}}}}})

@@ -384,7 +384,7 @@ func (s *identities) credentials() map[string][]credentialStatus {
 	}
 	all := map[string][]credentialStatus{}
 	for _, e := range s.store.Entries() {
-		if errors.Is(e.Err, errNotConfigured) {
+		if errors.Is(e.Err, errNotConfigured) || errors.Is(e.Err, identity.ErrUnused) {
 			continue
 		}
 		c := credentialStatus{Name: e.Name, Source: s.sourceOf(e.Kind, e.Name), Generation: e.Generation, Problem: problems[[2]string{e.Kind, e.Name}]}

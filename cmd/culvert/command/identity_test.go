@@ -309,6 +309,7 @@ func TestManyKeys(t *testing.T) {
 	}
 	ids.store.Key("bad").Remove(errors.New("no such file"))
 	ids.store.Key("removed").Remove(errNotConfigured)
+	ids.store.Key("secret/shop/gone").Remove(identity.ErrUnused)
 	st := ids.status()
 	if len(st.Keys) != 100 || st.MoreKeys != 51 || st.Keys[0].Name != "bad" || st.Keys[0].Problem != "no such file" || st.Keys[1].Name != "key149" {
 		t.Errorf("got %d keys and %d more, of which the first are %+v, want 100 and 51, bad and key149", len(st.Keys), st.MoreKeys, st.Keys[:2])
