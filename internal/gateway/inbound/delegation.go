@@ -77,6 +77,9 @@ func namesOf(own *x509.Certificate) (all []string) {
 // callerOf returns the caller that a names, with the gateways on the way.
 func callerOf(a *delegation.Assertion, gateway tunnel.Peer) (tunnel.Peer, error) {
 	caller := tunnel.Peer{ID: a.Subject, Method: a.Method, Auth: new(tunnel.AuthInfo)}
+	if strings.HasPrefix(a.Subject, tunnel.UserID) {
+		caller.Method = delegated // of a Unix socket there: it is no user of this machine
+	}
 	if strings.HasPrefix(a.Subject, "spiffe://") {
 		auth, err := identity.Principal(a.Subject)
 		if err != nil {
@@ -95,5 +98,5 @@ func callerOf(a *delegation.Assertion, gateway tunnel.Peer) (tunnel.Peer, error)
 }
 
 // delegated is the Method of gateways of which the nearest one has said that they are on
-// the way.
+// the way, and of users of other machines.
 const delegated = "delegated"

@@ -42,7 +42,9 @@ func TestDelegates(t *testing.T) {
 		if a.Binding == nil {
 			a.Binding = binding
 		}
-		a.Method = "mtls"
+		if a.Method == "" {
+			a.Method = "mtls"
+		}
 		token, err := s.Sign(&a)
 		if err != nil {
 			t.Fatal(err)
@@ -69,6 +71,7 @@ func TestDelegates(t *testing.T) {
 		{name: "a caller of another domain", domain: map[string][]string{"corp.example": {gatewayID}}, stated: []string{good}, err: "may name callers of the trust domains"},
 		{name: "a user, of the gateway's domain", domain: map[string][]string{"corp.example": {gatewayID}}, stated: []string{sign(gw, gatewayID, delegation.Assertion{Subject: "alice"})}, caller: "alice", actors: []string{gatewayID}},
 		{name: "a user, of another domain", domain: map[string][]string{"partner.example": {gatewayID}}, stated: []string{sign(gw, gatewayID, delegation.Assertion{Subject: "alice"})}, err: "may name callers of the trust domains"},
+		{name: "a user of its machine", domain: map[string][]string{"corp.example": {gatewayID}}, stated: []string{sign(gw, gatewayID, delegation.Assertion{Subject: "uid:0", Method: "unix"})}, caller: "uid:0", actors: []string{gatewayID}},
 		{name: "twice", domain: map[string][]string{"partner.example": {gatewayID}}, stated: []string{good, good}, err: "2 fields Culvert-Peer, want one"},
 		{name: "empty", domain: map[string][]string{"partner.example": {gatewayID}}, stated: []string{""}, err: "there is no assertion"},
 		{name: "signed by another", domain: map[string][]string{"partner.example": {gatewayID}}, stated: []string{sign(other, gatewayID, partner)}, err: "not signed by the gateway's key"},
@@ -116,6 +119,9 @@ func TestDelegates(t *testing.T) {
 		}
 		if err != nil || got.ID != row.caller || !slices.Equal(actors, row.actors) {
 			t.Errorf("%s: got %s through %q, %v, want %s through %q", row.name, got.ID, actors, err, row.caller, row.actors)
+		}
+		if row.caller == "uid:0" && got.Method != delegated {
+			t.Errorf("%s: got the method %q, of a user of this machine", row.name, got.Method)
 		}
 		if row.caller == partner.Subject && (got.Auth.TrustDomain != "partner.example" || got.Auth.Namespace != "web") {
 			t.Errorf("%s: got %+v", row.name, got.Auth)
