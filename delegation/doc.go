@@ -29,6 +29,11 @@
 // the session says who speaks, and what it states by other means is as good as that. An
 // Assertion is for those behind: a program beside a sidecar, a further gateway, an audit.
 //
+// Two forms of that are fields that other proxies write and read, too:
+// X-Forwarded-Client-Cert of Envoy, and Client-Cert of RFC 9440. Forwarding is how a gateway
+// sets them, after it has removed those of its client; Verifier.XFCC and ParseClientCert are
+// how a service reads them.
+//
 // The package does not decide who may call. It depends on the standard library and on
 // go-jose alone.
 //

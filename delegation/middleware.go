@@ -5,7 +5,6 @@ import (
 	"errors"
 	"net"
 	"net/http"
-	"strings"
 )
 
 // A RefusedFunc answers a request that Middleware refuses.
@@ -67,7 +66,7 @@ func refusal(err error) string {
 
 // isField reports whether a field may be read as Culvert-Peer by somebody.
 func isField(name string) bool {
-	return strings.EqualFold(strings.ReplaceAll(name, "_", "-"), HeaderField)
+	return len(name) == len(HeaderField) && foldField(name) == "culvert-peer"
 }
 
 // without returns h without the fields that are assertions.
