@@ -376,8 +376,12 @@ func (x *exchange) give(e *reply, age uint32, stale bool) {
 }
 
 // special answers names for which no resolver may be asked: localhost and invalid by
-// RFC 6761, onion by RFC 7686.
+// RFC 6761, onion by RFC 7686, and the names that are the gateway's own by RFC 9476.
 func (x *exchange) special() bool {
+	if n, err := tunnel.ParseName(x.q.name); err == nil && n.IsReserved() {
+		x.no(nil, tunnel.ReservedZone, dns.RcodeNameError)
+		return true
+	}
 	top := x.q.name[strings.LastIndexByte(x.q.name, '.')+1:]
 	switch top {
 	case "localhost":

@@ -59,13 +59,14 @@ func TestForward(t *testing.T) {
 		{"x.localhost", dns.TypeAAAA, "NOERROR aa ra an: x.localhost. 5 IN AAAA ::1"},
 		{"x.invalid", dns.TypeA, "NXDOMAIN aa ra ns: invalid. 5 IN SOA ns.invalid. hostmaster.invalid. 1 3600 600 86400 5"},
 		{"x.onion", dns.TypeA, "NXDOMAIN aa ra ns: onion. 5 IN SOA ns.onion. hostmaster.onion. 1 3600 600 86400 5"},
+		{"reverse.culvert.alt", dns.TypeA, "NXDOMAIN aa ra ns: culvert.alt. 5 IN SOA ns.culvert.alt. hostmaster.culvert.alt. 1 3600 600 86400 5"},
 		{"nobody.mesh.internal", dns.TypeA, "NXDOMAIN aa ra ns: " + soa},
 	} {
 		for _, tr := range transports {
 			r.expect(t, tr, q(c.name, c.qtype), c.want)
 		}
 	}
-	for _, asked := range []string{"a.test. ANY", "localhost. A", "x.localhost. AAAA", "x.invalid. A", "x.onion. A", "nobody.mesh.internal. A"} {
+	for _, asked := range []string{"a.test. ANY", "localhost. A", "x.localhost. AAAA", "x.invalid. A", "x.onion. A", "reverse.culvert.alt. A", "nobody.mesh.internal. A"} {
 		if n := up.count(asked); n != 0 {
 			t.Errorf("%s went out", asked)
 		}

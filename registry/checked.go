@@ -351,13 +351,13 @@ func attributeHealth(t *Table, list []Health) {
 	}
 	each := func(ep *Endpoint, s *Service, found func(*Health)) {
 		candidates := byHost[ep.Host]
-		if len(ep.Hops()) > 0 {
+		if ep.isBehind() {
 			candidates = byHost[ep.hostBehind()]
 		} else if ep.Addr.IsValid() {
 			candidates = byAddr[ep.Addr.Unmap()]
 		}
 		for _, h := range candidates {
-			if (h.Via != "") != (len(ep.Hops()) > 0) { // another host, whose name or address is the same
+			if (h.Via != "") != (ep.isBehind()) { // another host, whose name or address is the same
 				continue
 			}
 			if ports := ep.PortsFor(s); len(ports) == 0 || slices.Contains(ports, h.Addr.Port()) {

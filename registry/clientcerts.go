@@ -113,7 +113,7 @@ func (b *builder) certify(c *listenerClientCerts, p tunnel.Pattern, item *Listen
 // admits returns nil if the client of req may reach e by the way that it came, and the
 // refusal otherwise. It does not allocate, refusals apart.
 func (c clientCerts) admits(e *serviceEntry, req *tunnel.Request) *tunnel.Error {
-	if c == nil || req.Proto == "tls" { // which was ended for the very name that is asked for
+	if c == nil || e.index < 0 || req.Proto == "tls" { // which was ended for the very name that is asked for
 		return nil
 	}
 	l := c[req.Listener]

@@ -59,7 +59,11 @@ func (e *Endpoint) Hops() []Hop {
 	return *e.Via
 }
 
-// healthKey returns what the failures of e, which has a Via, are counted under. There may
+// isBehind reports whether e is reached over the gateways of its own Via, or by the
+// sessions of a group.
+func (e *Endpoint) isBehind() bool { return e.Group != "" || len(e.Hops()) > 0 }
+
+// healthKey returns what the failures of e, which is behind others, are counted under. There may
 // be another host with its address in another network, so it names the gateways too.
 func (e *Endpoint) healthKey(port uint16) string {
 	if e.transports != nil && e.transports.healthKey != "" {
@@ -67,6 +71,9 @@ func (e *Endpoint) healthKey(port uint16) string {
 	}
 	at := *e
 	at.Port = port
+	if e.Group != "" {
+		return at.String() + behindWord + "reverse sessions"
+	}
 	return at.String() + behindWord + hopsText(e.Hops())
 }
 
@@ -101,19 +108,22 @@ func (k healthKey) target() string {
 
 // hostBehind returns the host of an endpoint with a Via, as target has it.
 func (e *Endpoint) hostBehind() string {
-	if e.Addr.IsValid() {
+	switch {
+	case e.Group != "":
+		return e.Group
+	case e.Addr.IsValid():
 		return e.Addr.String()
 	}
 	return e.Host
 }
 
-// HasEndpointVia reports whether one of the endpoints of s has a Via that counts.
+// HasEndpointVia reports whether one of the endpoints of s has a Via that counts, or a Group.
 func (s *Service) HasEndpointVia() bool {
 	if len(s.Via) > 0 {
 		return false
 	}
 	for i := range s.Endpoints {
-		if len(s.Endpoints[i].Hops()) > 0 {
+		if s.Endpoints[i].isBehind() {
 			return true
 		}
 	}
@@ -142,7 +152,7 @@ func (b *builder) makeEndpointTransportsOf(e *serviceEntry) {
 	passthrough.TLS = nil
 	for i := range s.Endpoints {
 		ep := &s.Endpoints[i]
-		if len(ep.Hops()) == 0 {
+		if !ep.isBehind() {
 			continue
 		}
 		w := &endpointTransports{}
@@ -168,7 +178,7 @@ func (b *builder) makeEndpointTransportsOf(e *serviceEntry) {
 // Via, and beside them the ones of its own network, or else of networks without gateways.
 func (b *builder) joinEndpoints(e *serviceEntry) {
 	e.home = b.here
-	own := slices.ContainsFunc(e.Endpoints, func(ep Endpoint) bool { return len(ep.Hops()) == 0 && b.network(&ep) == b.here })
+	own := slices.ContainsFunc(e.Endpoints, func(ep Endpoint) bool { return !ep.isBehind() && b.network(&ep) == b.here })
 	for i := range e.Endpoints {
 		ep := &e.Endpoints[i]
 		e.hasPortEndpoints = e.hasPortEndpoints || ep.ServicePort != 0
@@ -193,6 +203,12 @@ func (x *resolution) endpointBehind(c *Endpoint, port uint16) (tunnel.Endpoint, 
 	if x.payload == encrypted {
 		return ep, nil
 	}
+	if c.Group != "" { // its sessions come and go
+		if t.Info().Security < tunnel.Mutual {
+			x.restrict(&ep, false, &insecureError{service: x.entry.Name, group: c.Group})
+		}
+		return ep, nil
+	}
 	hops := c.Hops()
 	if hop := weakVia(hops); hop != nil {
 		x.restrict(&ep, hops[len(hops)-1].Insecure, &insecureError{service: x.entry.Name, hop: hop, endpoint: c.String()})
@@ -207,7 +223,7 @@ func (f *match) behindHops() bool {
 	case len(f.entry.Via) > 0:
 		return true
 	case f.endpoints != nil:
-		return len(f.endpoints[0].Hops()) > 0
+		return f.endpoints[0].isBehind()
 	}
 	return f.entry.hasVias
 }

@@ -325,7 +325,7 @@ func (h *health) prune(t *Table) {
 		}
 	}
 	here := func(ep *Endpoint) {
-		if len(ep.Hops()) > 0 {
+		if ep.isBehind() {
 			if host := ep.hostBehind(); host != "" {
 				if _, ok := hosts[host]; ok {
 					hosts[host] = true

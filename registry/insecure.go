@@ -52,11 +52,14 @@ func (h *WeakHop) Lacks() string {
 type insecureError struct {
 	service, network string // network is "" where the service or the endpoint has the hop itself
 	hop              *WeakHop
+	group            string // of connectors, whose session is weak; hop is then nil
 	endpoint         string // that has the hop itself, or is not behind one
 }
 
 func (e *insecureError) Error() string {
 	switch {
+	case e.group != "":
+		return fmt.Sprintf("registry: service %q is served by the connectors of group %q, and what may be plaintext would go there on a session without TLS: have them connect to a listener with TLS, or say insecure: true of the service", e.service, e.group)
 	case e.hop == nil:
 		return fmt.Sprintf("registry: endpoint %s of service %q is in network %q, and what may be plaintext would go there unencrypted: have clients speak TLS to the service, give the network a via with TLS and credentials, or say insecure: true of it or of the service", e.endpoint, e.service, e.network)
 	case e.network == "" && e.endpoint != "":

@@ -155,7 +155,7 @@ type endpointRef struct{ service, endpoint int32 }
 func (b *builder) indexAddresses(e *serviceEntry) {
 	for i := range e.Endpoints {
 		a := e.Endpoints[i].Addr
-		if _, ok := b.endpointsByAddr[a]; !ok && a.IsValid() && len(e.Via) == 0 && len(e.Endpoints[i].Hops()) == 0 {
+		if _, ok := b.endpointsByAddr[a]; !ok && a.IsValid() && len(e.Via) == 0 && !e.Endpoints[i].isBehind() {
 			b.endpointsByAddr[a] = endpointRef{e.index, int32(i)}
 		}
 	}
@@ -191,7 +191,7 @@ func (t *Table) Reverse(a netip.Addr, from string, req *tunnel.Request) []string
 
 // network returns the index of the network an endpoint is in, or -1.
 func (t *Table) network(ep *Endpoint) int32 {
-	if len(ep.Hops()) > 0 {
+	if ep.isBehind() {
 		return t.here
 	}
 	if ep.Network != "" {
@@ -304,7 +304,7 @@ func (t *Table) locate(f match, from int32) Location {
 // locateBeyond returns the Location of f at eps, or else in the networks beyond.
 func (t *Table) locateBeyond(f match, from int32, eps []Endpoint, beyond []int32) Location {
 	p := Location{Service: f.entry.Service, Pattern: f.pattern, Port: f.port, Single: f.endpoints != nil, Endpoints: eps, policies: f.entry.policies.service}
-	if f.rule == nil {
+	if f.rule == nil && f.entry.index >= 0 {
 		p.VIPs[0], p.VIPs[1] = t.VIPs(int(f.entry.index))
 	}
 	name := ""
@@ -343,11 +343,14 @@ func (t *Table) Locations(name tunnel.Name, from string) (places []Location, ok 
 	if t == nil {
 		return nil, false
 	}
+	in := t.indexOf(from)
 	m, ok := t.matchName(name)
 	if !ok {
+		if e := t.live.entry(t, name); e != nil {
+			return []Location{t.locate(match{entry: e, pattern: e.Name}, in)}, true
+		}
 		return nil, false
 	}
-	in := t.indexOf(from)
 	for _, c := range m.claims {
 		f, ok := t.matchOf(m, c, c.port)
 		if !ok || !t.exposedTo(f.entry, in) {

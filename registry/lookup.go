@@ -66,6 +66,9 @@ func (t *Table) find(req *tunnel.Request) (match, *tunnel.Error) {
 }
 
 func (t *Table) findName(req *tunnel.Request) (match, *tunnel.Error) {
+	if req.Name.IsReserved() {
+		return match{}, tunnel.Refusef(tunnel.NoRoute, "registry: %q: %s", req.Name, ReservedName)
+	}
 	m, ok, refusal := t.findHello(req)
 	if refusal != nil {
 		return match{}, refusal
@@ -75,6 +78,9 @@ func (t *Table) findName(req *tunnel.Request) (match, *tunnel.Error) {
 	}
 	if ok {
 		return t.pick(m, req)
+	}
+	if f, ok, refusal := t.live.match(t, req); ok {
+		return f, refusal
 	}
 	if len(t.catchAll) > 0 {
 		return t.pick(nameMatch{claims: t.catchAll}, req)

@@ -225,13 +225,18 @@ type NamedPort struct {
 	Port     uint16
 }
 
-// An Endpoint is one place that serves a service: an address or a DNS name.
-// Exactly one of Host and Addr is set.
+// An Endpoint is one place that serves a service: an address, a DNS name or a group of
+// connectors. Exactly one of Host, Addr and Group is set.
 type Endpoint struct {
 	Host        string     // a DNS name, looked up for every request; an absolute one where it ends with a dot
 	Addr        netip.Addr // or an address
 	Port        uint16     // 0 means the port that was asked for
 	ServicePort uint16     // the one of the service's ports that it serves; 0 means all
+
+	// Group is the name of a group of connectors, which can't be dialed: they have
+	// sessions to this gateway, and requests go there on the sessions. Groups come and go without
+	// another table. It is not in another network.
+	Group string `json:",omitzero"`
 
 	Weight   uint16 `json:",omitzero"` // its share of new connections beside other endpoints; 0 means 1
 	Draining bool   `json:",omitzero"` // it gets no new client: only those that stick to it, and those that ask for it alone
@@ -276,7 +281,10 @@ func (e *Endpoint) PortsFor(s *Service) []uint16 {
 
 func (e Endpoint) String() string {
 	host := e.Host
-	if e.Addr.IsValid() {
+	switch {
+	case e.Group != "":
+		host = e.Group
+	case e.Addr.IsValid():
 		host = e.Addr.String()
 	}
 	if e.Port == 0 {

@@ -3,7 +3,6 @@ package registry
 import (
 	"fmt"
 	"iter"
-	"net/netip"
 	"strings"
 
 	"culvert.dev/policy"
@@ -37,13 +36,7 @@ func (b *builder) addPolicies(snapshots []Snapshot) {
 	if len(b.policies) == 0 {
 		return
 	}
-	prefixes := b.prefixes // which has all networks by now
-	c := policy.NewCompiler(b.policies, func(a netip.Addr) string {
-		if i := prefixes.find(a); i >= 0 {
-			return prefixes.names[i]
-		}
-		return ""
-	})
+	c := policy.NewCompiler(b.policies, b.prefixes.name) // all networks are there by now
 	for _, p := range b.policies {
 		if err := p.Check(); err != nil {
 			b.conflicts = append(b.conflicts, &Conflict{What: fmt.Sprintf("policy %q", p.Name), Dropped: p.Origin, Why: err.Error(), Denies: !p.DryRun})

@@ -98,6 +98,11 @@ func (t *Table) policiesOf(wanted map[string]bool) map[tunnel.ServiceKey][]*poli
 			add(tunnel.ServiceKey{Service: e.Name}, &e.policies)
 		}
 	}
+	for name := range wanted {
+		if e := t.live.called(t, name); e != nil {
+			add(tunnel.ServiceKey{Service: name}, &e.policies)
+		}
+	}
 	if t.listeners == nil {
 		return all
 	}

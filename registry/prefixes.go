@@ -58,3 +58,11 @@ func normalPrefix(p netip.Prefix) netip.Prefix {
 	}
 	return p.Masked()
 }
+
+// name returns the name of the network that has a, "" for none.
+func (n prefixTable) name(a netip.Addr) string {
+	if i := n.find(a); i >= 0 {
+		return n.names[i]
+	}
+	return ""
+}

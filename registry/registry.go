@@ -40,6 +40,12 @@ type Registry struct {
 	// service that has a Via is refused, and gateways are asked by SNI only.
 	NewTransport func(*Service, *Endpoint, *Gateway) (tunnel.Transport, error)
 
+	// Live returns the service that has a name which no service in the table has, for as
+	// long as it comes with reverse sessions: nil for none. Before the catch-all service it
+	// is asked, after all others. It is called for every request for such a name, so it must
+	// not block, and returns the same pointer as long as nothing changes. May be nil.
+	Live func(tunnel.Name) *LiveService
+
 	// OnTable is called whenever another table has become current, but for those
 	// that Publish and AssignVIPs make. It must not block. May be nil.
 	OnTable func()
@@ -100,6 +106,9 @@ func (r *Registry) Swap(t *Table) *Table {
 	old := r.current.Load()
 	next := *t
 	next.generation = 1
+	if r.Live != nil {
+		next.live = &liveServices{find: r.Live, newTransport: r.NewTransport}
+	}
 	s := newState(&next)
 	if old != nil {
 		next.generation = old.table.generation + 1
@@ -131,6 +140,15 @@ func newState(t *Table) *state {
 		n += int(t.listeners.turns)
 	}
 	return &state{table: t, turns: make([]atomic.Uint32, n), ruleOffset: int32(len(t.services))}
+}
+
+// nextTurn counts a request for a service, or a rule and backend. A live service has no turns: it
+// has one endpoint for each port.
+func (s *state) nextTurn(counter int32) uint32 {
+	if counter < 0 {
+		return 0
+	}
+	return s.turns[counter].Add(1) - 1
 }
 
 func carryTurns(from, to *state) {

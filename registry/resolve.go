@@ -60,7 +60,7 @@ func (r *Registry) Resolve(ctx context.Context, req *tunnel.Request) (tunnel.Rou
 	if f.entry.balance != nil {
 		route.Balancer = f.entry.balance
 	}
-	x := resolution{Registry: r, table: s.table, req: req, match: f, payload: payloadOf(req, f.entry.Service), turn: s.turns[counter].Add(1) - 1}
+	x := resolution{Registry: r, table: s.table, req: req, match: f, payload: payloadOf(req, f.entry.Service), turn: s.nextTurn(counter)}
 	eps, err := x.endpoints(ctx)
 	if err == nil {
 		eps, err = x.protect(eps)
@@ -218,7 +218,10 @@ func (x *resolution) insecureBehind(network *Network) (permitted bool, why *inse
 // target returns the endpoint c as a next hop is asked for it.
 func (x *resolution) target(c *Endpoint, port uint16, transport tunnel.Transport) tunnel.Endpoint {
 	ep := tunnel.Endpoint{Addr: netip.AddrPortFrom(c.Addr.Unmap(), port), Named: true, Transport: transport}
-	if !c.Addr.IsValid() {
+	switch {
+	case c.Group != "":
+		ep.Host = c.Group
+	case !c.Addr.IsValid():
 		ep.Host = c.Host
 	}
 	return ep
@@ -312,6 +315,9 @@ func (x *resolution) candidates(ctx context.Context, configured []Endpoint, targ
 				hop = hops[at]
 			}
 			ep := tunnel.Endpoint{Addr: netip.AddrPortFrom(c.Addr.Unmap(), cmp.Or(c.Port, x.port)), Named: true, Transport: x.transport().Transport}
+			if c.Group != "" && ep.Addr.Port() == 0 { // a hello has no port, and a connector may not care
+				ep.Addr = netip.AddrPortFrom(netip.Addr{}, x.req.LocalPort)
+			}
 			switch {
 			case *c == Endpoint{}:
 				if row == 0 {
@@ -325,7 +331,7 @@ func (x *resolution) candidates(ctx context.Context, configured []Endpoint, targ
 			case ep.Addr.Port() == 0:
 				portless = true
 				continue
-			case len(c.Hops()) > 0:
+			case c.isBehind():
 				if row > 0 {
 					continue
 				}
@@ -344,7 +350,7 @@ func (x *resolution) candidates(ctx context.Context, configured []Endpoint, targ
 				continue
 			}
 			switch {
-			case hop == nil && len(c.Hops()) == 0:
+			case hop == nil && !c.isBehind():
 				x.restrictDirect(c, &ep)
 			case hop != nil && x.near > 0:
 				ep.HealthKey = ep.Addr.String()
@@ -353,7 +359,7 @@ func (x *resolution) candidates(ctx context.Context, configured []Endpoint, targ
 			eps = append(eps, ep)
 			if all != nil {
 				one := x.contenderOf(c, hop, int(at))
-				if !c.Addr.IsValid() && len(c.Hops()) == 0 {
+				if !c.Addr.IsValid() && !c.isBehind() {
 					one.divide(answers[at], row, IsLocalhost(c.Host))
 				}
 				all = append(all, one)
@@ -427,7 +433,7 @@ func (r *Registry) lookupAll(ctx context.Context, eps []Endpoint) (answers [][]n
 	}
 	var byHost map[string]*lookup
 	for _, ep := range eps {
-		if ep.Host == "" || len(ep.Hops()) > 0 {
+		if ep.Host == "" || ep.isBehind() {
 			continue
 		}
 		if byHost == nil {
@@ -458,7 +464,7 @@ func (r *Registry) lookupAll(ctx context.Context, eps []Endpoint) (answers [][]n
 	answers = make([][]netip.Addr, len(eps))
 	for i, ep := range eps {
 		l := byHost[ep.Host]
-		if ep.Host == "" || len(ep.Hops()) > 0 || l == nil {
+		if ep.Host == "" || ep.isBehind() || l == nil {
 			continue
 		}
 		answers[i] = l.addrs

@@ -27,13 +27,13 @@ func (b *builder) spreadEndpoints(e *serviceEntry) {
 	s.endpoints, _ = b.reach(match{entry: e}, b.here)
 	s.first, s.endpoints = len(s.endpoints), slices.Clip(s.endpoints)
 	isFirst := func(in int32) bool {
-		return slices.ContainsFunc(s.endpoints[:s.first], func(ep Endpoint) bool { return len(ep.Hops()) == 0 && b.network(&ep) == in })
+		return slices.ContainsFunc(s.endpoints[:s.first], func(ep Endpoint) bool { return !ep.isBehind() && b.network(&ep) == in })
 	}
 	for i := range e.Endpoints {
 		ep := &e.Endpoints[i]
 		in := b.network(ep)
 		switch {
-		case len(ep.Hops()) > 0:
+		case ep.isBehind():
 		case !b.direct(in, b.here):
 			if !slices.Contains(s.beyond, in) {
 				s.beyond = append(s.beyond, in)

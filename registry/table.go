@@ -50,6 +50,8 @@ type Table struct {
 
 	balances map[balanceKey]*balanceState // that the next table takes over
 
+	live *liveServices // nil for none
+
 	mesh Mesh
 }
 
@@ -362,6 +364,10 @@ func (b *builder) addService(s *Service) {
 			b.refuse("the empty name", s.Origin, "it names nothing")
 			continue
 		}
+		if p.Suffix.IsReserved() {
+			b.refuse(fmt.Sprintf("name %q", p), s.Origin, ReservedName)
+			continue
+		}
 		m := b.exact
 		if p.Wildcard {
 			m = b.wild
@@ -374,7 +380,7 @@ func (b *builder) addService(s *Service) {
 	}
 	for k := range s.Endpoints {
 		ep := &s.Endpoints[k]
-		if !ep.Addr.IsValid() || len(s.Via) > 0 || len(ep.Hops()) > 0 { // behind a Via the address is one of another network
+		if !ep.Addr.IsValid() || len(s.Via) > 0 || ep.isBehind() { // behind a Via the address is one of another network
 			continue
 		}
 		for _, port := range ep.PortsFor(s) {
@@ -387,6 +393,9 @@ func (b *builder) addService(s *Service) {
 		}
 	}
 }
+
+// ReservedName says why no service has a name.
+const ReservedName = "names below " + tunnel.ReservedZone + " are the gateway's own"
 
 // share adds service i to the services of an endpoint, of which first is the first one,
 // unless every client that may see i may see one of them: 100,000 services may share an

@@ -99,6 +99,17 @@ func (n Name) Parent() (Name, bool) {
 	return Name{s: rest}, ok
 }
 
+// ReservedZone is the name below which names belong to the gateways themselves. DNS has
+// nothing there: RFC 9476 section 2.
+const ReservedZone = "culvert.alt"
+
+// IsReserved reports whether n is ReservedZone or below. No service has such a name: a
+// gateway answers requests for it itself, or refuses them.
+func (n Name) IsReserved() bool {
+	rest, ok := strings.CutSuffix(n.s, ReservedZone)
+	return ok && (rest == "" || rest[len(rest)-1] == '.')
+}
+
 // AppendText implements encoding.TextAppender.
 func (n Name) AppendText(b []byte) ([]byte, error) { return append(b, n.s...), nil }
 

@@ -350,3 +350,14 @@ func TestNamesAndPatternsAsText(t *testing.T) {
 		t.Errorf("got %q, %v, want b.example.com", n, err)
 	}
 }
+
+func TestReservedNames(t *testing.T) {
+	for name, want := range map[string]bool{
+		"culvert.alt": true, "reverse.culvert.alt": true, "a.b.CULVERT.alt.": true,
+		"xculvert.alt": false, "alt": false, "culvert.alt.example": false,
+	} {
+		if got := tunnel.MustParseName(name).IsReserved(); got != want {
+			t.Errorf("%s: got %v, want %v", name, got, want)
+		}
+	}
+}

@@ -153,9 +153,14 @@ func (r *Router) accept(req *Request, server net.Conn, l *lease) (client Stream,
 		}
 	}()
 	if client, err = req.Accept(); err != nil {
-		return nil, &Error{Reason: Gone, Err: fmt.Errorf("the client left before it was told yes: %w", err)}
+		return nil, errGone(err)
 	}
 	return client, nil
+}
+
+// errGone is the end of a request whose Accept failed with err.
+func errGone(err error) error {
+	return &Error{Reason: Gone, Err: fmt.Errorf("the client left before it was told yes: %w", err)}
 }
 
 // Forecast is what ServeTunnel would do, short of dialing: the route, and an
@@ -471,6 +476,14 @@ func (r *Router) newOutcome(req *Request) Outcome {
 		ID: r.ids.Add(1), Start: req.Start, Proto: req.Proto, Listener: req.Listener, Source: req.Source,
 		Process: req.Process, Peer: req.Peer, Unverified: req.Unverified, Target: req.Target(), ALPN: req.ALPN, Waited: time.Since(req.Start),
 	}
+}
+
+// Refuse tells the client of req no, for err, and reports the Outcome. It is for Handlers
+// that answer some requests in front of the Router.
+func (r *Router) Refuse(req *Request, err error) {
+	o := r.newOutcome(req)
+	req.Refuse(err)
+	r.refused(o, err)
 }
 
 // refused tells of a request that came to no tunnel.

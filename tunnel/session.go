@@ -23,7 +23,7 @@ import (
 // as any request is, it is on the Relay's list of what is open, counts there
 // and is ended there, and it has one Outcome.
 type Session struct {
-	Conn     net.Conn // to the service; whoever called Open closes it, before End
+	Conn     net.Conn // to the service, or after Admit to the client; the caller of Open or Admit closes it, before End
 	Endpoint Endpoint
 	Route    Route
 
@@ -65,6 +65,41 @@ func (r *Router) Open(ctx context.Context, req *Request) (*Session, error) {
 	o.Dialed = time.Since(req.Start) - o.Waited
 	s := &Session{Conn: server, Endpoint: dialed.Endpoint, Route: route, router: r}
 	s.record = r.newRecord(req, &o, dialed, isMultiplexed(server), lease)
+	return s, nil
+}
+
+// Admit takes req, which this process serves itself: the request is held against the
+// limits of its client and of the gateway, but neither resolved nor dialed, and its client
+// is told yes. Session.Conn is the stream of the client. service is the name that logs,
+// metrics and the list of tunnels have.
+//
+// After an error the client has been told, and so has the Outcome. After none the caller
+// calls Carry, and closes Conn and calls End once.
+func (r *Router) Admit(req *Request, service string) (*Session, error) {
+	o := r.newOutcome(req)
+	l := r.client(req)
+	route := Route{Service: service, Pattern: service}
+	o.Service, o.Pattern = route.Service, route.Pattern
+	if err := r.reserve(&l, &route); err != nil {
+		l.load.leave()
+		l.client.Release()
+		req.Refuse(err)
+		r.refused(o, err)
+		return nil, err
+	}
+	r.Budget.Give(1) // nothing is dialed
+	l.client.addDescriptors(-1)
+	client, err := req.Accept()
+	if err != nil {
+		err = errGone(err)
+		r.giveBack(&l, true)
+		r.refused(o, err)
+		return nil, err
+	}
+	o.Dialed = time.Since(req.Start) - o.Waited
+	req.slot.lend(&l)
+	s := &Session{Conn: client, Route: route, router: r}
+	s.record = r.newRecord(req, &o, Attempt{}, true, l)
 	return s, nil
 }
 

@@ -34,6 +34,7 @@ import (
 	"culvert.dev/internal/udp"
 	"culvert.dev/registry"
 	"culvert.dev/registry/checks"
+	"culvert.dev/reverse"
 	"culvert.dev/tunnel"
 )
 
@@ -65,6 +66,8 @@ type Gateway struct {
 	checker   *checks.Checker
 	upstreams *upstream.Transports
 	router    *tunnel.Router
+	handler   *reservedNames // of all streams: before the router
+	groups    *reverse.Groups
 	loops     *tunnel.Loops
 	relay     *tunnel.Relay
 	server    *tunnel.Server
@@ -150,7 +153,10 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 	}
 	direct := &tunnel.NetDialer{Guard: guard}
 	g.upstreams = &upstream.Transports{Direct: direct, Lookup: cfg.Lookup, Budget: budget, CurrentVia: g.via, Identity: cfg.Identity, ReadFile: cfg.ReadFile, JWTSVID: cfg.JWTSVID, Log: g.log}
-	g.registry = &registry.Registry{Mesh: cfg.Mesh, Lookup: cfg.Lookup, Refuses: cfg.Refuses, NewTransport: g.upstreams.New, Log: g.log}
+	g.groups = &reverse.Groups{Log: g.log}
+	g.upstreams.Group = g.groups.Transport
+	g.registry = &registry.Registry{Live: g.groups.Service, Mesh: cfg.Mesh, Lookup: cfg.Lookup, Refuses: cfg.Refuses, NewTransport: g.upstreams.New, Log: g.log}
+	g.groups.Authorize = g.registry.MayRegister
 	g.names = &names.Source{Registry: g.registry, VIPs: g.dns.vips, DeferIdentity: g.dns.defersIdentity}
 	g.loops = &tunnel.Loops{Count: cfg.Loops, Budget: budget}
 	g.relay = &tunnel.Relay{CurrentLimits: g.currentLimits.Load, Loops: g.loops, Log: g.log}
@@ -158,9 +164,10 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 		Resolver: g.registry, Dialer: direct, Relay: g.relay, Budget: budget,
 		Observe: observe, CurrentLimits: g.currentLimits.Load,
 	}
+	g.handler = &reservedNames{router: g.router, handlers: map[tunnel.Name]reservedName{}}
 	g.revoker = newRevoker(g.router, g.log)
 	g.registry.OnSwap = g.revoker.swapped
-	g.server = &tunnel.Server{Handler: g.router, CurrentLimits: g.currentLimits.Load, Budget: budget, Observe: observe, Log: g.log, Loops: g.loops}
+	g.server = &tunnel.Server{Handler: g.handler, CurrentLimits: g.currentLimits.Load, Budget: budget, Observe: observe, Log: g.log, Loops: g.loops}
 	g.datagrams = &udp.Server{
 		Router: g.router, Dialer: &udp.Dialer{Guard: guard}, Budget: budget, CurrentLimits: g.currentLimits.Load, Observe: observe, Log: g.log,
 	}
@@ -321,7 +328,7 @@ func (g *Gateway) Run(ctx context.Context, now <-chan struct{}) error {
 	}
 	for _, s := range g.sockets {
 		g.http3.add(s)
-		run(func() error { return s.Serve(work, g.datagrams, g.router) })
+		run(func() error { return s.Serve(work, g.datagrams, g.handler) })
 		g.log.Info("serving", "listener", s.Name(), "address", s.Conn.LocalAddr().String())
 	}
 	g.inbound.serve = g.serveListener(run)

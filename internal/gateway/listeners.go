@@ -488,7 +488,7 @@ func (g *Gateway) serveListener(run func(func() error)) func(context.Context, *o
 			var err error
 			if o.socket != nil {
 				g.http3.add(o.socket)
-				err = o.socket.Serve(ctx, g.datagrams, g.router)
+				err = o.socket.Serve(ctx, g.datagrams, g.handler)
 				g.http3.remove(o.socket)
 			} else {
 				err = g.server.Serve(ctx, tunnel.Listener{Listener: o.stream, Current: o.Current})

@@ -1,6 +1,7 @@
 package checks
 
 import (
+	"cmp"
 	"net/netip"
 
 	"culvert.dev/registry"
@@ -32,10 +33,10 @@ func (c *Checker) follow() {
 			}
 			for _, port := range ep.PortsFor(s) {
 				target := registry.Target{
-					Addr: netip.AddrPortFrom(ep.Addr.Unmap(), port), Host: ep.Host, Guarded: ep.Guarded, Check: s.Check, ProxyProtocol: s.ProxyProtocol, ProxyInsideTLS: s.ForwardsInsideTLS(), TLS: layer,
+					Addr: netip.AddrPortFrom(ep.Addr.Unmap(), port), Host: cmp.Or(ep.Host, ep.Group), Guarded: ep.Guarded, Check: s.Check, ProxyProtocol: s.ProxyProtocol, ProxyInsideTLS: s.ForwardsInsideTLS(), TLS: layer,
 				}
 				checked := true
-				if len(ep.Hops()) > 0 {
+				if ep.Group != "" || len(ep.Hops()) > 0 {
 					target.Transport, target.HealthKey, checked = ep.CheckedBehind(port)
 				}
 				if checked {

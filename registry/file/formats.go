@@ -103,7 +103,11 @@ func parseServicePattern(what, s string) (tunnel.Pattern, *complaint) {
 	if s == tunnel.AnyName.String() {
 		return tunnel.AnyName, nil
 	}
-	return parseNamePattern(what, s)
+	p, c := parseNamePattern(what, s)
+	if c == nil && p.Suffix.IsReserved() {
+		return tunnel.Pattern{}, complain("give the service another name", "name %q: %s", clip(s), registry.ReservedName)
+	}
+	return p, c
 }
 
 func parseServiceEndpoint(_, s string) (registry.Endpoint, *complaint) {

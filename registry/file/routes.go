@@ -98,6 +98,9 @@ func route(name, endpoint string) (*registry.Service, *complaint) {
 		}
 	}
 	p, c := parsePattern(host)
+	if c == nil && p.Suffix.IsReserved() {
+		c = complain("give the service another name", registry.ReservedName)
+	}
 	if c != nil {
 		return nil, c
 	}

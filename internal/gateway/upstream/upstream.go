@@ -52,6 +52,10 @@ type Transports struct {
 	ReadFile func(name string) ([]byte, error)
 	JWTSVID  func(ctx context.Context, id string, audience ...string) (string, error)
 
+	// Group returns the transport to the connectors of a group. Nil means that there are
+	// none.
+	Group func(name string) tunnel.Transport
+
 	// Log is told what services are not told; nil discards it.
 	Log *slog.Logger
 
@@ -107,6 +111,11 @@ func (t *Transports) New(s *registry.Service, ep *registry.Endpoint, g *registry
 			return nil, err
 		}
 		return WithLayers(carriers, layers...), nil
+	case ep != nil && ep.Group != "" && len(s.Via) == 0:
+		if t.Group == nil {
+			return nil, fmt.Errorf("gateway: endpoint group %q: this gateway takes no reverse sessions", ep.Group)
+		}
+		return WithLayers(t.Group(ep.Group), layers...), nil
 	case len(via) > 0:
 		hop, err := t.NextHop(via)
 		if err != nil {

@@ -1,0 +1,516 @@
+package reverse
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"culvert.dev/policy"
+	"culvert.dev/registry"
+	"culvert.dev/tunnel"
+)
+
+// Defaults and limits of Groups.
+const (
+	DefaultHoldFor       = 10 * time.Minute
+	DefaultNamesPerOwner = 1000
+	maxNames             = 1 << 16 // of all owners
+	maxMembers           = 1 << 10 // of one name
+	maxAttempts          = 3       // sessions that are tried for one request
+	maxAllow             = 64      // ids in Registration.Allow
+	maxText              = 256     // bytes of a group and of an id
+)
+
+// A Registration is what a connector asks for: to serve a name.
+type Registration struct {
+	Name tunnel.Pattern `json:"name"`
+	Port uint16         `json:"port,omitzero"` // that clients ask for; 0 means any
+
+	// Group is the endpoint that it serves, where a service of the gateway's configuration
+	// has the name. It may be empty where that has one group only. It has no effect on
+	// other names: all sessions of a name share the load.
+	Group string `json:"group,omitzero"`
+
+	// Weight is its share of new streams beside other sessions of the group; 0 means 1.
+	Weight uint16 `json:"weight,omitzero"`
+
+	// Allow has the ids of the callers that may connect; empty means that the gateway's
+	// policies alone decide. It is for names that no service of the configuration has.
+	Allow []string `json:"allow,omitzero"`
+}
+
+// A Session reaches one connector. Its methods may be called at any time, by anyone.
+type Session interface {
+	// Open opens a stream for req to what the connector serves by reg. ctx covers the
+	// opening and nothing after. The net.Conn belongs to the caller. After an error another
+	// session is tried, unless it is an *tunnel.Error that is Final.
+	Open(ctx context.Context, req *tunnel.Request, reg *Registration) (net.Conn, error)
+
+	// Streams returns how many streams are open. New ones go to the session that has the
+	// fewest for its weight.
+	Streams() int
+
+	// Security says how the session is protected.
+	Security() tunnel.Security
+}
+
+// Groups is who serves which name: a live registry beside the table. The zero value, with an
+// Authorize, is ready. It is safe for use by many goroutines, and must not be copied.
+type Groups struct {
+	// Authorize decides whether the caller of req may serve a name: see
+	// registry.Registry.MayRegister. Nil denies everything.
+	Authorize func(req *tunnel.Request, name tunnel.Pattern, port uint16) (groups []string, listed bool, err error)
+
+	// HoldFor is how long a name stays its owner's after the last session has left; 0 means
+	// DefaultHoldFor.
+	HoldFor time.Duration
+
+	// NamesPerOwner is how many names one owner may have; 0 means DefaultNamesPerOwner.
+	NamesPerOwner int
+
+	// Log receives who joins and leaves. Nil discards it.
+	Log *slog.Logger
+
+	used atomic.Bool   // a name was registered, ever
+	turn atomic.Uint32 // of equal sessions
+
+	mu     sync.RWMutex // guards what follows
+	names  map[tunnel.Pattern]*heldName
+	groups map[string][]*Membership
+	owned  map[string]int // names by owner
+	swept  time.Time
+}
+
+// A heldName is a name that belongs to an owner.
+type heldName struct {
+	name    tunnel.Pattern
+	owner   string
+	listed  bool                  // a service of the table has it
+	live    *registry.LiveService // that has it, unless it is listed
+	allow   []string
+	ports   []uint16
+	members int
+	until   time.Time // when it is free again; counts while there are no members
+}
+
+// heldAt reports whether the name is its owner's at a time.
+func (h *heldName) heldAt(now time.Time) bool { return h.members > 0 || now.Before(h.until) }
+
+// A Membership is one name that one session serves, until Leave.
+type Membership struct {
+	Registration
+	Owner  string         // the id of the connector's principal
+	Source netip.AddrPort // where the connector came from
+	Since  time.Time
+
+	group    string // the key in Groups.groups
+	session  Session
+	groups   *Groups
+	draining atomic.Bool
+	left     bool // guarded by groups.mu
+}
+
+// Join has s serve what reg says. req is the request by which its connector came: its Peer
+// owns the name. The error is an *tunnel.Error with the Reason Denied, for what policies and
+// other owners deny, BadRequest or Overload. Leave ends the Membership.
+func (g *Groups) Join(req *tunnel.Request, s Session, reg Registration) (*Membership, error) {
+	owner := req.Peer.ID
+	if req.Peer.Method == "" || owner == "" {
+		return nil, tunnel.Refusef(tunnel.Denied, "reverse: %q: a name has an owner, and the caller has no identity", reg.Name)
+	}
+	if err := reg.check(); err != nil {
+		return nil, err
+	}
+	if g.Authorize == nil {
+		return nil, tunnel.Refusef(tunnel.Denied, "reverse: %q: nobody may register names here", reg.Name)
+	}
+	groups, listed, err := g.Authorize(req, reg.Name, reg.Port)
+	if err != nil {
+		return nil, err
+	}
+	key := liveGroup(reg.Name)
+	if listed {
+		if key, err = listedGroup(&reg, groups); err != nil {
+			return nil, err
+		}
+	}
+	m := &Membership{Registration: reg, Owner: owner, Source: req.Source, Since: time.Now(), group: key, session: s, groups: g}
+	if err := g.add(m, listed); err != nil {
+		return nil, err
+	}
+	g.log().Info("name registered", "name", reg.Name.String(), "port", reg.Port, "group", reg.Group, "owner", owner, "source", req.Source.String())
+	return m, nil
+}
+
+// check finds what no gateway takes.
+func (r *Registration) check() error {
+	switch {
+	case r.Name.Suffix.IsZero() || r.Name == tunnel.AnyName || r.Name.Suffix.IsReserved():
+		return tunnel.Refusef(tunnel.BadRequest, "reverse: %q can't be registered", r.Name)
+	case len(r.Group) > maxText || strings.ContainsFunc(r.Group, func(c rune) bool { return c <= ' ' || c == '@' || c == 0x7f }):
+		return tunnel.Refusef(tunnel.BadRequest, "reverse: %q: group %q is not a name", r.Name, tunnel.Clip(r.Group))
+	case len(r.Allow) > maxAllow:
+		return tunnel.Refusef(tunnel.BadRequest, "reverse: %q: allow has %d ids, limit %d", r.Name, len(r.Allow), maxAllow)
+	}
+	for _, id := range r.Allow {
+		if len(id) > maxText {
+			return tunnel.Refusef(tunnel.BadRequest, "reverse: %q: an id in allow has %d bytes, limit %d", r.Name, len(id), maxText)
+		}
+	}
+	for _, p := range r.policies("") {
+		if err := p.Check(); err != nil {
+			return tunnel.Refusef(tunnel.BadRequest, "reverse: %q: allow: %w", r.Name, err)
+		}
+	}
+	return nil
+}
+
+// listedGroup returns which of the groups of a service r is for.
+func listedGroup(r *Registration, groups []string) (string, error) {
+	switch {
+	case len(r.Allow) > 0:
+		return "", tunnel.Refusef(tunnel.Denied, "reverse: %q is a service of the gateway's configuration, whose policies say who may connect: leave allow out", r.Name)
+	case r.Group == "" && len(groups) == 1:
+		return groups[0], nil
+	case !slices.Contains(groups, r.Group):
+		return "", tunnel.Refusef(tunnel.Denied, "reverse: %q: the service has no endpoint with group %q, it has %q", r.Name, r.Group, groups)
+	}
+	return r.Group, nil
+}
+
+// liveGroup is the group of a name that no service of the table has. No group that is
+// written in a configuration begins like this.
+func liveGroup(name tunnel.Pattern) string { return "@" + name.String() }
+
+// policies returns what Allow says.
+func (r *Registration) policies(owner string) []*policy.Policy {
+	if len(r.Allow) == 0 {
+		return nil
+	}
+	var sources []policy.Source
+	for _, id := range r.Allow {
+		if strings.HasPrefix(id, "spiffe://") {
+			sources = append(sources, policy.Source{SPIFFE: []string{id}})
+		} else {
+			sources = append(sources, policy.Source{Users: []string{id}})
+		}
+	}
+	return []*policy.Policy{{Name: "allow of " + r.Name.String(), Origin: "reverse session of " + owner, Rules: []policy.Rule{{Sources: &sources}}}}
+}
+
+// add puts m on the list, if its name is nobody else's.
+func (g *Groups) add(m *Membership, listed bool) error {
+	now := m.Since
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.sweep(now)
+	if other := g.conflicting(m, now); other != nil {
+		return tunnel.Refusef(tunnel.Denied, "reverse: %q: %q belongs to another owner, and is kept for it for %v after its last session", m.Name, other.name, g.holdFor())
+	}
+	h := g.names[m.Name]
+	if h != nil && h.owner != m.Owner { // its time is over
+		g.free(m.Name, h)
+		h = nil
+	}
+	switch {
+	case h != nil && h.members >= maxMembers:
+		return tunnel.Refusef(tunnel.Overload, "reverse: %q has %d sessions, the limit", m.Name, h.members)
+	case h == nil:
+		if n, most := g.owned[m.Owner], cmp.Or(g.NamesPerOwner, DefaultNamesPerOwner); n >= most {
+			return tunnel.Refusef(tunnel.Overload, "reverse: %q: the owner has %d names, the limit", m.Name, n)
+		}
+		if len(g.names) >= maxNames {
+			return tunnel.Refusef(tunnel.Overload, "reverse: %q: %d names are registered, the limit", m.Name, len(g.names))
+		}
+		if g.names == nil {
+			g.names, g.groups, g.owned = map[tunnel.Pattern]*heldName{}, map[string][]*Membership{}, map[string]int{}
+		}
+		h = &heldName{name: m.Name, owner: m.Owner}
+		g.names[m.Name] = h
+		g.owned[m.Owner]++
+		g.used.Store(true)
+	}
+	h.members++
+	g.groups[m.group] = append(slices.Clip(g.groups[m.group]), m)
+	g.setLive(h, m, listed)
+	return nil
+}
+
+// setLive sets the service of h to what its sessions serve once m has joined. The caller
+// holds mu.
+func (g *Groups) setLive(h *heldName, m *Membership, listed bool) {
+	if h.listed = listed; listed {
+		h.live, h.ports, h.allow = nil, nil, nil
+		return
+	}
+	var ports []uint16
+	for _, o := range g.groups[m.group] {
+		if o.Port == 0 {
+			ports = nil
+			break
+		}
+		ports = append(ports, o.Port)
+	}
+	slices.Sort(ports)
+	ports = slices.Compact(ports)
+	if h.live != nil && slices.Equal(ports, h.ports) && slices.Equal(m.Allow, h.allow) {
+		return
+	}
+	h.ports, h.allow = ports, slices.Clone(m.Allow)
+	h.live = &registry.LiveService{
+		Service: registry.Service{
+			Name: m.Name.String(), Names: []tunnel.Pattern{m.Name}, Ports: ports, Exposed: true,
+			Endpoints: []registry.Endpoint{{Group: m.group}}, Origin: "a reverse session of " + m.Owner,
+		},
+		Policies: m.policies(m.Owner),
+	}
+}
+
+// conflicting returns a name of another owner that m's is, has below it, or is below. The
+// caller holds mu.
+func (g *Groups) conflicting(m *Membership, now time.Time) *heldName {
+	others := func(h *heldName) bool { return h != nil && h.owner != m.Owner && h.heldAt(now) }
+	if h := g.names[m.Name]; others(h) {
+		return h
+	}
+	for parent, ok := m.Name.Suffix.Parent(); ok; parent, ok = parent.Parent() {
+		if h := g.names[tunnel.Pattern{Suffix: parent, Wildcard: true}]; others(h) {
+			return h
+		}
+	}
+	if !m.Name.Wildcard {
+		return nil
+	}
+	for name, h := range g.names {
+		if m.Name.Matches(name.Suffix) && others(h) {
+			return h
+		}
+	}
+	return nil
+}
+
+// sweep frees the names whose time is over, once in a while. The caller holds mu.
+func (g *Groups) sweep(now time.Time) {
+	if now.Sub(g.swept) < time.Minute && len(g.names) < maxNames {
+		return
+	}
+	g.swept = now
+	for name, h := range g.names {
+		if !h.heldAt(now) {
+			g.free(name, h)
+		}
+	}
+}
+
+// free forgets a name. The caller holds mu.
+func (g *Groups) free(name tunnel.Pattern, h *heldName) {
+	delete(g.names, name)
+	if g.owned[h.owner]--; g.owned[h.owner] <= 0 {
+		delete(g.owned, h.owner)
+	}
+}
+
+// Drain has m serve new requests only where no other session of its group does.
+func (m *Membership) Drain() { m.draining.Store(true) }
+
+// Leave ends m. Streams that stand are the Session's to end. Calls after the first do
+// nothing.
+func (m *Membership) Leave() {
+	g := m.groups
+	g.mu.Lock()
+	if m.left {
+		g.mu.Unlock()
+		return
+	}
+	m.left = true
+	g.groups[m.group] = slices.DeleteFunc(slices.Clone(g.groups[m.group]), func(o *Membership) bool { return o == m })
+	if len(g.groups[m.group]) == 0 {
+		delete(g.groups, m.group)
+	}
+	if h := g.names[m.Name]; h != nil {
+		if h.members--; h.members == 0 {
+			h.until = time.Now().Add(g.holdFor())
+		}
+	}
+	g.mu.Unlock()
+	g.log().Info("name left", "name", m.Name.String(), "port", m.Port, "group", m.Group, "owner", m.Owner, "lasted", time.Since(m.Since))
+}
+
+// Service returns the service that has a name which no service of the table has, nil for
+// none. It is registry.Registry.Live.
+func (g *Groups) Service(name tunnel.Name) *registry.LiveService {
+	if !g.used.Load() {
+		return nil
+	}
+	g.mu.RLock()
+	defer g.mu.RUnlock()
+	h := g.names[tunnel.Pattern{Suffix: name}]
+	for parent, ok := name.Parent(); h == nil && ok; parent, ok = parent.Parent() {
+		h = g.names[tunnel.Pattern{Suffix: parent, Wildcard: true}]
+	}
+	if h == nil || h.live == nil || !h.heldAt(time.Now()) {
+		return nil
+	}
+	return h.live
+}
+
+// Transport returns the transport to the members of a group. It is for
+// upstream.Transports.Group.
+func (g *Groups) Transport(group string) tunnel.Transport { return groupTransport{g, group} }
+
+// A Listed is a name of Groups.List.
+type Listed struct {
+	Name    tunnel.Pattern
+	Owner   string
+	Until   time.Time     // when it is free again; zero while there are Members
+	Members []*Membership // must not be changed
+}
+
+// List returns the names that belong to somebody, sorted.
+func (g *Groups) List() []Listed {
+	now := time.Now()
+	g.mu.RLock()
+	defer g.mu.RUnlock()
+	byName := map[tunnel.Pattern][]*Membership{}
+	for _, members := range g.groups {
+		for _, m := range members {
+			byName[m.Name] = append(byName[m.Name], m)
+		}
+	}
+	list := make([]Listed, 0, len(g.names))
+	for name, h := range g.names {
+		if !h.heldAt(now) {
+			continue
+		}
+		one := Listed{Name: name, Owner: h.owner, Members: byName[name]}
+		if h.members == 0 {
+			one.Until = h.until
+		}
+		slices.SortFunc(one.Members, func(a, b *Membership) int {
+			return cmp.Or(a.Since.Compare(b.Since), cmp.Compare(a.Port, b.Port), a.Source.Compare(b.Source))
+		})
+		list = append(list, one)
+	}
+	slices.SortFunc(list, func(a, b Listed) int { return cmp.Compare(a.Name.String(), b.Name.String()) })
+	return list
+}
+
+func (g *Groups) holdFor() time.Duration { return cmp.Or(g.HoldFor, DefaultHoldFor) }
+
+func (g *Groups) log() *slog.Logger {
+	if g.Log == nil {
+		return slog.New(slog.DiscardHandler)
+	}
+	return g.Log
+}
+
+// A groupTransport dials the members of a group.
+type groupTransport struct {
+	groups *Groups
+	name   string
+}
+
+// members returns those that serve a port, 0 for any. They must not be changed.
+func (t groupTransport) members(port uint16) []*Membership {
+	t.groups.mu.RLock()
+	all := t.groups.groups[t.name]
+	t.groups.mu.RUnlock()
+	if !slices.ContainsFunc(all, func(m *Membership) bool { return !m.serves(port) }) {
+		return all
+	}
+	var some []*Membership
+	for _, m := range all {
+		if m.serves(port) {
+			some = append(some, m)
+		}
+	}
+	return some
+}
+
+func (m *Membership) serves(port uint16) bool { return m.Port == 0 || port == 0 || m.Port == port }
+
+// Dial implements tunnel.Transport: on the session with the fewest streams for its weight.
+// Where that fails, others are tried.
+func (t groupTransport) Dial(ctx context.Context, ep *tunnel.Endpoint, req *tunnel.Request) (net.Conn, error) {
+	members := t.members(ep.Addr.Port())
+	if len(members) == 0 {
+		return nil, t.errNobody()
+	}
+	var errs []error
+	for _, m := range byLoad(members, int(t.groups.turn.Add(1)&0xffff)) {
+		c, err := m.session.Open(ctx, req, &m.Registration)
+		if err == nil {
+			return c, nil
+		}
+		errs = append(errs, err)
+		if e, ok := errors.AsType[*tunnel.Error](err); ctx.Err() != nil || len(errs) == maxAttempts || ok && e.Final {
+			break
+		}
+	}
+	return nil, errors.Join(errs...)
+}
+
+// byLoad returns members in the order to try. Equal ones take turns, and those that are
+// draining come last.
+func byLoad(members []*Membership, turn int) []*Membership {
+	if len(members) == 1 {
+		return members
+	}
+	type candidate struct {
+		*Membership
+		load     float64
+		draining bool
+	}
+	all := make([]candidate, len(members))
+	for i := range members {
+		m := members[(i+turn)%len(members)]
+		all[i] = candidate{m, float64(m.session.Streams()+1) / float64(cmp.Or(m.Weight, 1)), m.draining.Load()}
+	}
+	slices.SortStableFunc(all, func(a, b candidate) int {
+		switch {
+		case a.draining != b.draining && a.draining:
+			return 1
+		case a.draining != b.draining:
+			return -1
+		}
+		return cmp.Compare(a.load, b.load)
+	})
+	out := make([]*Membership, len(all))
+	for i := range all {
+		out[i] = all[i].Membership
+	}
+	return out
+}
+
+func (t groupTransport) errNobody() error {
+	return tunnel.Refusef(tunnel.DialFailed, "reverse: no connector has a session for group %q", t.name)
+}
+
+// Check implements tunnel.Transport.
+func (t groupTransport) Check(ep *tunnel.Endpoint) error {
+	if len(t.members(ep.Addr.Port())) == 0 {
+		return t.errNobody()
+	}
+	return nil
+}
+
+// Info implements tunnel.Transport. The weakest session counts.
+func (t groupTransport) Info() tunnel.TransportInfo {
+	info := tunnel.TransportInfo{Hops: []string{"reverse session of " + t.name}, Security: tunnel.Mutual}
+	for _, m := range t.members(0) {
+		info.Security = min(info.Security, m.session.Security())
+	}
+	return info
+}
+
+// ErrEnded is the error of a session that has ended.
+var ErrEnded = fmt.Errorf("reverse: the session has ended: %w", net.ErrClosed)
