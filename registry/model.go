@@ -322,9 +322,9 @@ type Hop struct {
 	KeyName    string   `json:",omitempty"`
 	TrustNames []string `json:",omitempty"`
 
-	// ForwardIdentity has requests to the last gateway on the way state who has made them,
-	// signed with the key of the certificate. It is of carriers with TLS, WebSockets aside.
-	ForwardIdentity bool `json:",omitzero"`
+	// ForwardIdentity says how requests to the last gateway on the way state who has made
+	// them. It is of carriers with mutual TLS, WebSockets aside.
+	ForwardIdentity HopIdentity `json:",omitzero"`
 
 	// TokenFile has the token to show there, and JWTSVID says which one of the Workload
 	// API is, in place of Token: "" and nil for none. They are asked each time.
@@ -342,6 +342,19 @@ type Hop struct {
 	// SPIFFE id. It takes the place of Roots where Peers and InnerPeers are of several
 	// trust domains.
 	Trust map[string]string
+}
+
+// A HopIdentity says how a request to a next hop states who has made it. The zero one does
+// not.
+type HopIdentity struct {
+	// Assertion is one that is signed with the key of the certificate for the hop, for that
+	// one TLS session, in the field Culvert-Peer.
+	Assertion bool `json:",omitzero"`
+
+	// XFCC is the mode of the field X-Forwarded-Client-Cert: "sanitizeSet", "appendForward",
+	// or "" for none. ClientCert has the certificate of the client in the fields of RFC 9440.
+	XFCC       string `json:",omitempty"`
+	ClientCert bool   `json:",omitzero"`
 }
 
 // CarriesDatagrams reports whether the gateways of h can be asked for datagrams, too.

@@ -1,7 +1,10 @@
 package file
 
 import (
+	"slices"
+
 	"culvert.dev/registry"
+	"go.yaml.in/yaml/v3"
 )
 
 // A forwardIdentity says how the endpoints of a service are told who a client is.
@@ -52,5 +55,35 @@ func (f *forwardIdentity) checkIn(d *decoder, s *service, at mapping) {
 		d.errorf(n, "add tls, or make position beforeTLS", "forwardIdentity tells of the client inside TLS, and the gateway speaks none to the endpoints")
 	case f.Assertion && s.TLS.Key == "" && s.TLS.CertificateFile == "":
 		d.errorf(n, "add certificateFile and keyFile to tls, or key", "an assertion is signed with the key of the gateway's client certificate, and tls names none")
+	}
+}
+
+// A hopIdentity says how requests to the last gateway on the way state who a client is.
+type hopIdentity struct {
+	Assertion  bool   `yaml:"assertion,short" what:"forwardIdentity"`
+	XFCC       string `yaml:"xfcc" oneof:"none sanitizeSet appendForward" default:"none"`
+	ClientCert bool   `yaml:"clientCert"`
+}
+
+// registered returns f as the registry has it.
+func (f *hopIdentity) registered() (out registry.HopIdentity) {
+	if f == nil {
+		return out
+	}
+	out.Assertion, out.ClientCert = f.Assertion, f.ClientCert
+	if f.XFCC != "none" {
+		out.XFCC = f.XFCC
+	}
+	return out
+}
+
+// check finds a hopIdentity that states nothing.
+func (f *hopIdentity) check(d *decoder, at mapping) {
+	if at.node.Kind != yaml.MappingNode || f.registered() != (registry.HopIdentity{}) {
+		return
+	}
+	off := []string{"", "false", "none"} // anything else is a mistake that was reported
+	if slices.Contains(off, at.word("assertion")) && slices.Contains(off, at.word("xfcc")) && slices.Contains(off, at.word("clientCert")) {
+		d.errorf(at.node, "add assertion: true, xfcc: sanitizeSet or clientCert: true, or leave it out", "forwardIdentity states in no form who a client is")
 	}
 }

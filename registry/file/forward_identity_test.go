@@ -38,6 +38,19 @@ func TestForwardIdentity(t *testing.T) {
 	}
 }
 
+// A hop is told of callers in each form that is asked for, and "true" is an assertion.
+func TestForwardIdentityOfHops(t *testing.T) {
+	cfg, err := Load(filepath.Join(private(t, "testdata/good"), "forward-identity.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, want := range []registry.HopIdentity{{Assertion: true}, {XFCC: "sanitizeSet"}, {Assertion: true, XFCC: "appendForward", ClientCert: true}, {}} {
+		if s := cfg.Services[3+i]; len(s.Via) != 1 || s.Via[0].ForwardIdentity != want {
+			t.Errorf("%s: got %+v, want %+v", s.Name, s.Via, want)
+		}
+	}
+}
+
 // A header that anybody on the network can write is warned of, unless the network is said to
 // be trusted.
 func TestForwardIdentityBeforeTLSIsWarnedOf(t *testing.T) {

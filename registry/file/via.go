@@ -35,20 +35,20 @@ type hop struct {
 
 // A hopAccess says how a gateway is verified, and what is shown to it.
 type hopAccess struct {
-	Insecure        bool     `yaml:"insecure"` // plaintext may go there without mutual TLS, and credentials without TLS
-	HTTP2           bool     `yaml:"http2"`
-	CertificateFile string   `yaml:"certificateFile"`
-	KeyFile         string   `yaml:"keyFile"`
-	Key             string   `yaml:"key"`
-	ForwardIdentity bool     `yaml:"forwardIdentity"`
-	ServerName      string   `yaml:"serverName" as:"host"` // "" means the host of its address
-	Peers           []string `yaml:"peers" what:"a SPIFFE id" as:"spiffe" empty:""`
-	Behind          []string `yaml:"behind" what:"a SPIFFE id" as:"spiffe" empty:""`
-	TokenFile       string   `yaml:"tokenFile"`
-	JWTSVID         *jwtSVID `yaml:"jwtSVID"` // nil for none
-	UserFile        string   `yaml:"userFile"`
-	CAFile          caFiles  `yaml:"caFile"`
-	Trust           []string `yaml:"trust,single" what:"trust" unique:"trust" empty:"name trust of identity.trust"`
+	Insecure        bool         `yaml:"insecure"` // plaintext may go there without mutual TLS, and credentials without TLS
+	HTTP2           bool         `yaml:"http2"`
+	CertificateFile string       `yaml:"certificateFile"`
+	KeyFile         string       `yaml:"keyFile"`
+	Key             string       `yaml:"key"`
+	ForwardIdentity *hopIdentity `yaml:"forwardIdentity"`
+	ServerName      string       `yaml:"serverName" as:"host"` // "" means the host of its address
+	Peers           []string     `yaml:"peers" what:"a SPIFFE id" as:"spiffe" empty:""`
+	Behind          []string     `yaml:"behind" what:"a SPIFFE id" as:"spiffe" empty:""`
+	TokenFile       string       `yaml:"tokenFile"`
+	JWTSVID         *jwtSVID     `yaml:"jwtSVID"` // nil for none
+	UserFile        string       `yaml:"userFile"`
+	CAFile          caFiles      `yaml:"caFile"`
+	Trust           []string     `yaml:"trust,single" what:"trust" unique:"trust" empty:"name trust of identity.trust"`
 }
 
 // A jwtSVID says which JWT-SVID of the Workload API is shown.
@@ -73,7 +73,7 @@ func (j *jwtSVID) registered() *registry.JWTSVID {
 func (a *hopAccess) registered() registry.Hop {
 	return registry.Hop{
 		Insecure: a.Insecure, HTTP2: a.HTTP2, ServerName: a.ServerName, Peers: readable(a.Peers), InnerPeers: readable(a.Behind),
-		ForwardIdentity: a.ForwardIdentity, KeyName: a.Key, TrustNames: readable(a.Trust), JWTSVID: a.JWTSVID.registered(),
+		ForwardIdentity: a.ForwardIdentity.registered(), KeyName: a.Key, TrustNames: readable(a.Trust), JWTSVID: a.JWTSVID.registered(),
 	}
 }
 

@@ -167,7 +167,9 @@ func (t *Transports) makeNextHop(hops []registry.Hop) (n *NextHop, pools []io.Cl
 		var gateways gatewayList
 		for _, addr := range hop.Addresses {
 			own := *hop
-			own.ForwardIdentity = hop.ForwardIdentity && i == len(hops)-1 // connections to those before may be shared
+			if i < len(hops)-1 {
+				own.ForwardIdentity = registry.HopIdentity{} // connections to those before may be shared
+			}
 			carrier, err := t.newCarrier(&own, addr, n.last)
 			if err != nil {
 				return nil, nil, err
@@ -182,8 +184,8 @@ func (t *Transports) makeNextHop(hops []registry.Hop) (n *NextHop, pools []io.Cl
 			return nil, nil, errors.New("gateway: a hop leads nowhere")
 		}
 		n.last, n.info.Datagrams = gateways, gateways.carriesDatagrams()
-		if hop.ForwardIdentity && i == len(hops)-1 {
-			n.info.Identity = "in the request to the last gateway, with an assertion for it"
+		if i == len(hops)-1 {
+			n.info.Identity = describeCaller(&hop.ForwardIdentity)
 		}
 		n.info.Hops = append(n.info.Hops, hop.Proto+" "+strings.Join(hop.Addresses, " or "))
 	}

@@ -10,6 +10,9 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/http"
+	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -145,15 +148,9 @@ func (s *signers) of(cert *tls.Certificate) (*delegation.Signer, error) {
 	if have := s.last.Load(); have != nil && have.cert == cert {
 		return have.signer, nil
 	}
-	leaf := cert.Leaf
-	if leaf == nil {
-		var err error
-		if len(cert.Certificate) == 0 {
-			return nil, errors.New("gateway: the certificate is empty")
-		}
-		if leaf, err = x509.ParseCertificate(cert.Certificate[0]); err != nil {
-			return nil, err
-		}
+	leaf, err := leafOf(cert)
+	if err != nil {
+		return nil, err
 	}
 	key, ok := cert.PrivateKey.(crypto.Signer)
 	if !ok {
@@ -171,6 +168,17 @@ func (s *signers) of(cert *tls.Certificate) (*delegation.Signer, error) {
 	return signer, nil
 }
 
+// leafOf returns the certificate of cert itself.
+func leafOf(cert *tls.Certificate) (*x509.Certificate, error) {
+	switch {
+	case cert.Leaf != nil:
+		return cert.Leaf, nil
+	case len(cert.Certificate) == 0:
+		return nil, errors.New("gateway: the certificate is empty")
+	}
+	return x509.ParseCertificate(cert.Certificate[0])
+}
+
 // nameOfGateway returns what a gateway with that certificate is called in assertions.
 func nameOfGateway(leaf *x509.Certificate) (string, error) {
 	switch {
@@ -184,6 +192,8 @@ func nameOfGateway(leaf *x509.Certificate) (string, error) {
 
 // callerFields has requests to a next hop state who has made them.
 type callerFields struct {
+	assertion   bool
+	certs       delegation.Forwarding
 	certificate func(*tls.CertificateRequestInfo) (*tls.Certificate, error) // of this gateway, as the hop sees it
 	signers     signers
 
@@ -210,18 +220,86 @@ func withCaller(ctx context.Context, req *tunnel.Request) context.Context {
 	return context.WithValue(ctx, callerKey{}, req)
 }
 
-// in returns the field that states the caller in the session cs, none for a caller without
+// in returns the fields that state the caller in the session cs, none for a caller without
 // an identity. It is connect.SessionFields.
 func (f *callerFields) in(ctx context.Context, cs *tls.ConnectionState) (connect.Fields, error) {
 	req, _ := ctx.Value(callerKey{}).(*tunnel.Request)
-	if req == nil || req.Peer.Method == "" {
+	if req == nil {
 		return nil, nil
 	}
-	token, err := f.token(req, cs)
+	fields, err := f.certificates(req)
+	if err == nil && f.assertion && req.Peer.Method != "" {
+		var token string
+		token, err = f.token(req, cs)
+		fields = append(fields, connect.Field{Name: delegation.HeaderField, Value: token})
+	}
 	if err != nil {
 		return nil, &tunnel.Error{Reason: tunnel.Internal, Err: fmt.Errorf("the caller's identity cannot be told to the gateway: %w", err)}
 	}
-	return connect.Fields{{Name: delegation.HeaderField, Value: token}}, nil
+	return fields, nil
+}
+
+// certificates returns the fields that state the client's certificate, in the forms that
+// other proxies read.
+func (f *callerFields) certificates(req *tunnel.Request) (fields connect.Fields, err error) {
+	if f.certs == (delegation.Forwarding{}) || req.TLS == nil || len(req.TLS.Chain) == 0 {
+		return nil, nil
+	}
+	own, err := f.certificate(&tls.CertificateRequestInfo{})
+	if err != nil {
+		return nil, err
+	}
+	leaf, err := leafOf(own)
+	if err != nil {
+		return nil, err
+	}
+	by, err := nameOfGateway(leaf)
+	if err != nil {
+		return nil, err
+	}
+	h := http.Header{}
+	if err := f.certs.Set(h, &delegation.Caller{By: by, Chain: req.TLS.Chain, Before: statedCallers(req)}); err != nil {
+		return nil, err
+	}
+	for _, name := range []string{delegation.XFCCField, delegation.ClientCertField, delegation.ClientCertChainField} {
+		if value := h.Get(name); value != "" {
+			fields = append(fields, connect.Field{Name: name, Value: value})
+		}
+	}
+	return fields, nil
+}
+
+// statedCallers returns whom the gateway that has sent req states as its client, and the
+// gateways on the way to that one, the farthest first; none where no such gateway was
+// believed. Callers that have shown no certificate have no element.
+func statedCallers(req *tunnel.Request) (before []delegation.XFCC) {
+	at := &req.Peer
+	if at.ID == req.TLS.Peer.ID || at.Auth == nil || at.Auth.Actor == nil || at.Auth.Actor.ID != req.TLS.Peer.ID {
+		return nil // the client itself, or what it has shown beside its certificate
+	}
+	// The chain has the nearest gateway first: each has stated the one behind it, and the
+	// last one the caller.
+	gateway := at.Auth.Actor
+	for ; gateway.Auth != nil && gateway.Auth.Actor != nil; gateway = gateway.Auth.Actor {
+		before = appendElement(before, gateway.ID, gateway.Auth.Actor.ID)
+	}
+	if at.Method == "mtls" {
+		before = appendElement(before, gateway.ID, at.ID)
+	}
+	slices.Reverse(before)
+	return before
+}
+
+// appendElement appends what the gateway by states of a client that is called id. An id that
+// is no name of a certificate is left out.
+func appendElement(to []delegation.XFCC, by, id string) []delegation.XFCC {
+	switch name, isDNS := strings.CutPrefix(id, "dns:"); {
+	case isDNS:
+		return append(to, delegation.XFCC{By: []string{by}, DNS: []string{name}})
+	case strings.Contains(id, "://"):
+		return append(to, delegation.XFCC{By: []string{by}, URI: []string{id}})
+	}
+	return to
 }
 
 func (f *callerFields) token(req *tunnel.Request, cs *tls.ConnectionState) (string, error) {
@@ -272,10 +350,13 @@ func (f *callerFields) token(req *tunnel.Request, cs *tls.ConnectionState) (stri
 // callerHeader returns what states callers to the last of hops, nil where h is another one
 // or does not ask for that.
 func callerHeader(h *registry.Hop, cfg *tls.Config) (connect.SessionFields, error) {
-	if !h.ForwardIdentity {
+	if h.ForwardIdentity == (registry.HopIdentity{}) {
 		return nil, nil
 	}
-	f := &callerFields{certificate: cfg.GetClientCertificate}
+	f := &callerFields{
+		assertion: h.ForwardIdentity.Assertion, certificate: cfg.GetClientCertificate,
+		certs: delegation.Forwarding{XFCC: delegation.XFCCMode(h.ForwardIdentity.XFCC), ClientCert: h.ForwardIdentity.ClientCert},
+	}
 	if len(cfg.Certificates) > 0 {
 		own := &cfg.Certificates[0]
 		f.certificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return own, nil }
@@ -284,6 +365,25 @@ func callerHeader(h *registry.Hop, cfg *tls.Config) (connect.SessionFields, erro
 		return nil, errors.New("gateway: who a caller is, is signed with the key of the client certificate for the gateway, and there is none")
 	}
 	return f.in, nil
+}
+
+// describeCaller says how requests to the last gateway state callers, for people; "" where
+// they do not.
+func describeCaller(h *registry.HopIdentity) string {
+	var how []string
+	if h.Assertion {
+		how = append(how, "with an assertion for it")
+	}
+	if h.XFCC != "" {
+		how = append(how, "in "+delegation.XFCCField+" ("+h.XFCC+")")
+	}
+	if h.ClientCert {
+		how = append(how, "in "+delegation.ClientCertField)
+	}
+	if how == nil {
+		return ""
+	}
+	return "in the request to the last gateway, " + strings.Join(how, ", ")
 }
 
 // cannotForward is the transport to endpoints that are to be told of the client inside of
