@@ -7,6 +7,7 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"iter"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -34,6 +35,7 @@ func ParseCertificates(text string) ([]*x509.Certificate, error) {
 type prepared struct {
 	once  sync.Once
 	roots *x509.CertPool
+	all   []*x509.Certificate       // of roots
 	lists map[string][]*revocations // by the issuer's name, in DER
 }
 
@@ -41,7 +43,7 @@ type prepared struct {
 func (b *Bundle) prepare() *prepared {
 	p := &b.prepared
 	p.once.Do(func() {
-		p.roots = x509.NewCertPool()
+		p.roots, p.all = x509.NewCertPool(), b.Roots
 		for _, c := range b.Roots {
 			p.roots.AddCert(c)
 		}
@@ -99,17 +101,13 @@ func (p *prepared) check(chain []*x509.Certificate, now time.Time) error {
 	}
 	for i, c := range chain[:len(chain)-1] {
 		ca := chain[i+1]
-		serial := c.SerialNumber.Bytes()
 		var newest *x509.RevocationList
-		for _, r := range p.lists[string(c.RawIssuer)] {
-			if id := r.list.AuthorityKeyId; len(id) > 0 && len(ca.SubjectKeyId) > 0 && !bytes.Equal(id, ca.SubjectKeyId) {
-				continue // it is of another key of a CA with that name
-			}
-			if err := r.signedBy(ca); err != nil {
+		for r, err := range p.listsOf(c, ca) {
+			if err != nil {
 				return fmt.Errorf("the revocation list of the CA %q has no valid signature: %w", clip(ca.Subject.String()), err)
 			}
-			if _, revoked := r.serials[string(serial)]; revoked {
-				return fmt.Errorf("the certificate with the serial number %s is on the revocation list of the CA %q", clip(hex.EncodeToString(serial)), clip(ca.Subject.String()))
+			if r.has(c) {
+				return errRevoked(c, ca)
 			}
 			if newest == nil || r.list.ThisUpdate.After(newest.ThisUpdate) {
 				newest = r.list
@@ -120,4 +118,29 @@ func (p *prepared) check(chain []*x509.Certificate, now time.Time) error {
 		}
 	}
 	return nil
+}
+
+// listsOf yields the lists for c, which ca has signed, each with an error unless ca has
+// signed that, too.
+func (p *prepared) listsOf(c, ca *x509.Certificate) iter.Seq2[*revocations, error] {
+	return func(yield func(*revocations, error) bool) {
+		for _, r := range p.lists[string(c.RawIssuer)] {
+			if id := r.list.AuthorityKeyId; len(id) > 0 && len(ca.SubjectKeyId) > 0 && !bytes.Equal(id, ca.SubjectKeyId) {
+				continue // it is of another key of a CA with that name
+			}
+			if !yield(r, r.signedBy(ca)) {
+				return
+			}
+		}
+	}
+}
+
+// has reports whether c, a certificate of the list's CA, is on the list.
+func (r *revocations) has(c *x509.Certificate) bool {
+	_, has := r.serials[string(c.SerialNumber.Bytes())]
+	return has
+}
+
+func errRevoked(c, ca *x509.Certificate) error {
+	return fmt.Errorf("the certificate with the serial number %s is on the revocation list of the CA %q", clip(hex.EncodeToString(c.SerialNumber.Bytes())), clip(ca.Subject.String()))
 }

@@ -21,6 +21,38 @@ type Store struct {
 	trust map[string]*Trust
 
 	delegations atomic.Pointer[map[string][]string] // the trust domains, by the gateway's id
+
+	watchers map[chan struct{}]struct{} // guarded by mu
+}
+
+// Watch returns a channel that gets a value soon after a change of trust or of delegates:
+// whatever a tunnel.Evidence rests on. Changes that come close together may share one.
+// Stop ends that.
+func (s *Store) Watch() (changes <-chan struct{}, stop func()) {
+	c := make(chan struct{}, 1)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.watchers == nil {
+		s.watchers = make(map[chan struct{}]struct{})
+	}
+	s.watchers[c] = struct{}{}
+	return c, func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		delete(s.watchers, c)
+	}
+}
+
+// changed tells those who watch.
+func (s *Store) changed() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for c := range s.watchers {
+		select {
+		case c <- struct{}{}:
+		default: // it has not looked since the last change
+		}
+	}
 }
 
 // SetDelegates says, by trust domain, which gateways may name callers of it. What was said
@@ -33,6 +65,7 @@ func (s *Store) SetDelegates(byDomain map[string][]string) {
 		}
 	}
 	s.delegations.Store(&all)
+	s.changed()
 }
 
 // Delegations returns the trust domains whose callers the gateway with that id may name.
@@ -69,7 +102,7 @@ func (s *Store) Trust(name string) *Trust {
 		if s.trust == nil {
 			s.trust = make(map[string]*Trust)
 		}
-		t = &Trust{name: name}
+		t = &Trust{name: name, store: s}
 		s.trust[name] = t
 	}
 	return t
@@ -86,8 +119,9 @@ type Key struct {
 
 // A Trust is a Bundle that can be replaced at any time.
 type Trust struct {
-	name string
-	now  atomic.Pointer[version[Bundle]]
+	name  string
+	store *Store // nil for none
+	now   atomic.Pointer[version[Bundle]]
 }
 
 // NewKey returns a key that is in no Store.
@@ -178,11 +212,18 @@ func (t *Trust) Generation() uint64 { return generation(&t.now) }
 // Set replaces the bundle, which belongs to the Trust from then on.
 func (t *Trust) Set(b *Bundle) {
 	b.prepare() // and not at the first handshake
-	set(&t.now, b, endsOfBundle(b), nil)
+	t.set(b, endsOfBundle(b), nil)
 }
 
 // Remove takes the bundle away; err says why. Nobody is trusted by it from then on.
-func (t *Trust) Remove(err error) { set(&t.now, nil, nil, err) }
+func (t *Trust) Remove(err error) { t.set(nil, nil, err) }
+
+func (t *Trust) set(b *Bundle, ends []End, err error) {
+	set(&t.now, b, ends, err)
+	if t.store != nil {
+		t.store.changed()
+	}
+}
 
 func generation[T any](p *atomic.Pointer[version[T]]) uint64 {
 	if v := p.Load(); v != nil {

@@ -207,6 +207,9 @@ func (v *Verifier) peer(who name, verified []*x509.Certificate) (tunnel.Peer, er
 		auth, _ = Principal(who.id) // nameOf has parsed it
 	}
 	auth.Expires = expiry(verified)
+	if !v.System {
+		auth.Evidence = &evidence{trust: v.Trust, domain: who.domain, chain: verified}
+	}
 	return tunnel.Peer{ID: who.id, Method: "mtls", Auth: auth}, nil
 }
 

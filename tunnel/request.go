@@ -115,9 +115,34 @@ type AuthInfo struct {
 	Issuer  string    // of a token, as the configuration calls it; "" for other credentials
 	Expires time.Time // when the credential does; zero where it does not
 
+	// Evidence is what the identity was proved by, where that can be taken back. Nil where
+	// it can't.
+	Evidence Evidence
+
 	// Actor is the nearer peer: the gateway that stated this identity, or who the
 	// client certificate beside a token names. Nil for nobody.
 	Actor *Peer
+}
+
+// An Evidence is what an identity was proved by: a certificate that may be revoked, another
+// gateway that may no longer state who its callers are.
+type Evidence interface {
+	// Revoked returns why it proves nothing any more, nil while it does. It is asked for
+	// each request and, after changes, for each tunnel, by several goroutines at once.
+	Revoked() error
+}
+
+// Revoked returns why p, or an Actor of it, is no longer who it was, nil while it is.
+func (p *Peer) Revoked() error {
+	for ; p != nil && p.Auth != nil; p = p.Auth.Actor {
+		if p.Auth.Evidence == nil {
+			continue
+		}
+		if err := p.Auth.Evidence.Revoked(); err != nil {
+			return Refusef(Revoked, "%s is revoked: %w", p.ID, err)
+		}
+	}
+	return nil
 }
 
 // A Process is what the system says of the process that has connected to a Unix socket, as

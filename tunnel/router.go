@@ -81,11 +81,14 @@ func (r *Router) ServeTunnel(ctx context.Context, req *Request) {
 	}
 }
 
-// revoked reports whether the table has changed since rec's request was resolved, by the
-// one of the given generation, and denies it now. It is asked once the Relay lists the
-// tunnel: whoever looks for tunnels to end after a change either finds it there, or the
-// change was before this.
+// revoked reports whether the caller's identity was revoked, or the table has changed since
+// rec's request was resolved, by the one of the given generation, and denies it now. It is
+// asked once the Relay lists the tunnel: whoever looks for tunnels to end after a change
+// either finds it there, or the change was before this.
 func (r *Router) revoked(rec record, generation uint64) bool {
+	if p := rec.peer(); p.Revoked() != nil {
+		return true
+	}
 	c, ok := r.Resolver.(Rechecker)
 	return ok && c.Generation() != generation && denies(c, rec)
 }
@@ -219,8 +222,20 @@ func (r *Route) errAllFull() error {
 	return Refusef(Overload, "service %s: limits.connectionsPerEndpoint: each of %d endpoints has %d connections, the limit", r.Service, len(r.Endpoints), r.Limits.ConnectionsPerEndpoint)
 }
 
+// RevokeIdentities ends the tunnels and sessions of callers whose identity is Revoked by
+// now. It is for after a change of what that depends on, as Revoke is.
+func (r *Router) RevokeIdentities() int {
+	return r.Relay.EndRecords(Revoked, func(rec Record) bool {
+		p := rec.Peer()
+		return p.Revoked() != nil
+	})
+}
+
 // Decide resolves req, without dialing. The Resolver asks the policies of the service.
 func (r *Router) Decide(ctx context.Context, req *Request) (Route, error) {
+	if err := req.Peer.Revoked(); err != nil { // of a connection from before
+		return Route{}, err
+	}
 	route, err := r.Resolver.Resolve(ctx, req)
 	if err != nil {
 		return route, err

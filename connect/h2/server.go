@@ -154,6 +154,9 @@ func (s *server) serve(ctx context.Context, st *Stream, head *Head) {
 	defer s.running.Done()
 	req := s.tc.NewRequest(s.p.Name())
 	req.Start = time.Now()
+	if req.Peer.Revoked() != nil {
+		s.drain() // whoever has a new certificate connects anew
+	}
 	defer func() {
 		v := recover()
 		if v != nil {

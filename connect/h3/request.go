@@ -136,6 +136,9 @@ func (k *serverConn) serve(ctx context.Context, qs quicStream) {
 	st := newStream(k.c, qs)
 	st.ended = k.countOut
 	req := k.newRequest()
+	if req.Peer.Revoked() != nil {
+		k.drain() // whoever has a new certificate connects anew
+	}
 	defer func() {
 		if v := recover(); v != nil {
 			if st.shut() {

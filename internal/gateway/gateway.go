@@ -165,7 +165,7 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 		Observe: observe, CurrentLimits: g.currentLimits.Load,
 	}
 	g.handler = &reservedNames{router: g.router, handlers: map[tunnel.Name]reservedName{}}
-	g.revoker = newRevoker(g.router, g.log)
+	g.revoker = newRevoker(g.router, cfg.Identity, g.log)
 	g.registry.OnSwap = g.revoker.swapped
 	g.server = &tunnel.Server{Handler: g.handler, CurrentLimits: g.currentLimits.Load, Budget: budget, Observe: observe, Log: g.log, Loops: g.loops}
 	g.datagrams = &udp.Server{

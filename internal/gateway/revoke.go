@@ -6,14 +6,17 @@ import (
 	"sync"
 	"time"
 
+	"culvert.dev/identity"
 	"culvert.dev/registry"
 	"culvert.dev/tunnel"
 )
 
-// A revoker ends the tunnels that policies allowed and deny since the table has changed.
+// A revoker ends the tunnels that policies allowed and deny since the table has changed, and
+// those of callers whose identity was revoked.
 type revoker struct {
-	router *tunnel.Router
-	log    *slog.Logger
+	router   *tunnel.Router
+	identity *identity.Store // may be nil
+	log      *slog.Logger
 
 	mu      sync.Mutex // guards pending
 	pending []tableChange
@@ -23,8 +26,8 @@ type revoker struct {
 // A tableChange is a table and the one before it.
 type tableChange struct{ before, now *registry.Table }
 
-func newRevoker(router *tunnel.Router, log *slog.Logger) *revoker {
-	return &revoker{router: router, log: log, wake: make(chan struct{}, 1)}
+func newRevoker(router *tunnel.Router, store *identity.Store, log *slog.Logger) *revoker {
+	return &revoker{router: router, identity: store, log: log, wake: make(chan struct{}, 1)}
 }
 
 // swapped is told of each table.
@@ -43,13 +46,30 @@ func (v *revoker) swapped(before, now *registry.Table) {
 
 // run ends tunnels after each change, until ctx is done.
 func (v *revoker) run(ctx context.Context) error {
+	var identities <-chan struct{}
+	if v.identity != nil {
+		changes, stop := v.identity.Watch()
+		defer stop()
+		identities = changes
+	}
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-v.wake:
 			v.revoke()
+		case <-identities:
+			v.revokeIdentities()
 		}
+	}
+}
+
+// revokeIdentities ends the tunnels of callers whose certificate, or the statement of
+// another gateway about them, counts no more.
+func (v *revoker) revokeIdentities() {
+	start := time.Now()
+	if n := v.router.RevokeIdentities(); n > 0 {
+		v.log.Info("ended tunnels of callers whose identity was revoked", "tunnels", n, "took", time.Since(start))
 	}
 }
 

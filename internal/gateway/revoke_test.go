@@ -141,7 +141,7 @@ func newPolicyWorld(t testing.TB, services int) *policyWorld {
 		w.policies = append(w.policies, &policy.Policy{Name: name, Targets: policy.Targets{Services: []string{name}}, Rules: []policy.Rule{{}}})
 	}
 	w.router = tunnel.Router{Resolver: &w.registry, Relay: &tunnel.Relay{}}
-	w.revoker = newRevoker(&w.router, slog.New(slog.DiscardHandler))
+	w.revoker = newRevoker(&w.router, nil, slog.New(slog.DiscardHandler))
 	w.registry.OnSwap = w.revoker.swapped
 	t.Cleanup(func() { _ = w.router.Relay.Close() })
 	return w

@@ -12,6 +12,7 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"math/big"
 	"net"
 	"net/url"
 	"path"
@@ -175,6 +176,20 @@ func (ca *CA) pair(der []byte, key crypto.Signer) (*Pair, error) {
 		TLS:     tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key, Leaf: leaf},
 		ca:      ca,
 	}, nil
+}
+
+// RevocationList returns the CA's list of revoked certificates, in PEM, which is valid for a day.
+func (ca *CA) RevocationList(revoked ...*x509.Certificate) ([]byte, error) {
+	now := ca.now()
+	list := &x509.RevocationList{Number: big.NewInt(now.UnixNano()), ThisUpdate: now.Add(-time.Minute), NextUpdate: now.Add(24 * time.Hour)}
+	for _, c := range revoked {
+		list.RevokedCertificateEntries = append(list.RevokedCertificateEntries, x509.RevocationListEntry{SerialNumber: c.SerialNumber, RevocationTime: list.ThisUpdate})
+	}
+	der, err := x509.CreateRevocationList(rand.Reader, list, ca.cert, ca.key)
+	if err != nil {
+		return nil, fmt.Errorf("testca: sign the revocation list: %w", err)
+	}
+	return pem.EncodeToMemory(&pem.Block{Type: "X509 CRL", Bytes: der}), nil
 }
 
 // Root returns the root certificate, which is not to be changed.

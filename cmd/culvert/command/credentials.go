@@ -59,12 +59,12 @@ func (s *credentials) use(c file.Credentials) {
 	}
 	for name := range gone.Keys {
 		if _, ok := c.Keys[name]; !ok {
-			s.store.Key(name).Remove(errNotConfigured)
+			s.store.Key(name).Remove(identity.ErrUnused)
 		}
 	}
 	for name := range gone.Trust {
 		if _, ok := c.Trust[name]; !ok {
-			s.store.Trust(name).Remove(errNotConfigured)
+			s.store.Trust(name).Remove(identity.ErrUnused)
 		}
 	}
 }

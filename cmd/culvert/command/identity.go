@@ -151,18 +151,16 @@ func (s *identities) use(c *file.Identity) error {
 	return s.serve(was.ServeBundle, c.ServeBundle)
 }
 
-var errNotConfigured = errors.New("it is no longer in the configuration")
-
 // useFiles follows the files of c, and takes away what is no longer configured.
 func (s *identities) useFiles(was, c *file.Identity) {
 	for name := range was.Keys {
 		if c.Keys[name] == nil {
-			s.store.Key(name).Remove(errNotConfigured)
+			s.store.Key(name).Remove(identity.ErrNotConfigured)
 		}
 	}
 	for name := range was.Trust {
 		if c.Trust[name] == nil {
-			s.store.Trust(name).Remove(errNotConfigured)
+			s.store.Trust(name).Remove(identity.ErrNotConfigured)
 		}
 	}
 	want := files.Config{Keys: map[string]files.Pair{}, Trust: map[string]files.CAs{}}
@@ -384,7 +382,7 @@ func (s *identities) credentials() map[string][]credentialStatus {
 	}
 	all := map[string][]credentialStatus{}
 	for _, e := range s.store.Entries() {
-		if errors.Is(e.Err, errNotConfigured) || errors.Is(e.Err, identity.ErrUnused) {
+		if errors.Is(e.Err, identity.ErrNotConfigured) || errors.Is(e.Err, identity.ErrUnused) {
 			continue
 		}
 		c := credentialStatus{Name: e.Name, Source: s.sourceOf(e.Kind, e.Name), Generation: e.Generation, Problem: problems[[2]string{e.Kind, e.Name}]}

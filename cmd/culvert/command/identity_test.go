@@ -308,7 +308,7 @@ func TestManyKeys(t *testing.T) {
 		ids.store.Key(fmt.Sprintf("key%03d", i)).Set(&pair.TLS)
 	}
 	ids.store.Key("bad").Remove(errors.New("no such file"))
-	ids.store.Key("removed").Remove(errNotConfigured)
+	ids.store.Key("removed").Remove(identity.ErrNotConfigured)
 	ids.store.Key("secret/shop/gone").Remove(identity.ErrUnused)
 	st := ids.status()
 	if len(st.Keys) != 100 || st.MoreKeys != 51 || st.Keys[0].Name != "bad" || st.Keys[0].Problem != "no such file" || st.Keys[1].Name != "key149" {

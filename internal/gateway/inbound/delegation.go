@@ -57,7 +57,32 @@ func (d *delegates) peer(req *tunnel.Request, stated []string) (tunnel.Peer, err
 	if err != nil {
 		return tunnel.Peer{}, err
 	}
-	return callerOf(a, gateway)
+	caller, err := callerOf(a, gateway)
+	if err != nil {
+		return tunnel.Peer{}, err
+	}
+	caller.Auth.Evidence = &statement{store: d.store, by: gateway, caller: caller.Auth.TrustDomain}
+	return caller, nil
+}
+
+// A statement is that of a gateway about a caller. It implements tunnel.Evidence: it counts
+// for as long as the gateway is a delegate of the caller's trust domain.
+type statement struct {
+	store  *identity.Store
+	by     tunnel.Peer
+	caller string // the trust domain; "" for none
+}
+
+// Revoked implements tunnel.Evidence.
+func (s *statement) Revoked() error {
+	domain := s.caller
+	if domain == "" && s.by.Auth != nil { // callers without one are of the gateway's
+		domain = s.by.Auth.TrustDomain
+	}
+	if slices.Contains(s.store.Delegations(s.by.ID), domain) {
+		return nil
+	}
+	return fmt.Errorf("%s is no delegate of the trust domain %q any more", s.by.ID, domain)
 }
 
 // namesOf returns what a gateway with that certificate calls itself.
