@@ -220,6 +220,7 @@ func (d *decoder) checkListeners() {
 			}
 		}
 		d.checkTLS(l, at)
+		d.checkLoadBalancer(l, at)
 		asks := at.value("auth") != nil || slices.ContainsFunc(tlsItems(at), func(m mapping) bool { return m.value("clientCAFile") != nil || m.value("trust") != nil })
 		if l.EndWithCredential && !asks {
 			d.errorf(at.value("endWithCredential"), "add auth, or clientCAFile or trust to tls", "endWithCredential has no effect: the listener asks for no credentials")

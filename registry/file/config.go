@@ -89,6 +89,8 @@ type Listener struct {
 	Proxy      *Proxy    `yaml:"proxyProtocol"`                               // what is in front; nil means nothing that speaks the PROXY protocol
 	WebSocket  WebSocket `yaml:"websocket"`                                   // of the protocol
 
+	LoadBalancer *LoadBalancer `yaml:"loadBalancer"` // what is in front and ends HTTPS; nil means nothing
+
 	// UnidentifiedCallers says what conditions of policies on identities are to callers
 	// that have none: with "deny" and by default they deny, and with "defer" they are left
 	// to the service where TLS passes through.
@@ -122,11 +124,7 @@ func (p *Proxy) check(d *decoder, at mapping) {
 	if n := at.value("from"); n != nil && n.Kind == yaml.SequenceNode && len(n.Content) == 0 {
 		d.errorf(n, hint, "from is empty, which would refuse every client")
 	}
-	for i, r := range p.From {
-		if r.IsValid() && r.Bits() == 0 { // who is trusted may claim to be anybody
-			d.errorf(at.item("from", i), hint, "range %s covers everybody", r)
-		}
-	}
+	checkEverybody(d, at, p.From)
 }
 
 // Limits bound what clients can use. A count is at least 1, or -1 for no limit, and

@@ -190,7 +190,7 @@ func (p *impliedSNI) Sniff(prefix []byte) tunnel.Verdict {
 
 // speak makes the protocols of those names.
 func (l *Listener) speak(names []string, s *registry.ListenerSettings) ([]tunnel.Protocol, error) {
-	auth, via := l.verifier, l.builder.CurrentVia
+	auth, via, front := l.verifier, l.builder.CurrentVia, intermediary(s)
 	// CONNECT takes every method, to say what is wrong with it, so WebSocket is
 	// asked before it.
 	names = slices.Clone(names)
@@ -209,13 +209,13 @@ func (l *Listener) speak(names []string, s *registry.ListenerSettings) ([]tunnel
 			}
 		case "connect", "connect-h2":
 			if name == "connect-h2" {
-				carrier = &h2.Protocol{Auth: auth, CurrentVia: via, Delegate: l.builder.delegate()}
+				carrier = &h2.Protocol{Auth: auth, Intermediary: front, CurrentVia: via, Delegate: l.builder.delegate()}
 				ps = append(ps, carrier)
 				continue
 			}
-			ps = append(ps, &connect.Protocol{Auth: auth, CurrentVia: via, Delegate: l.builder.delegate()})
+			ps = append(ps, &connect.Protocol{Auth: auth, Intermediary: front, CurrentVia: via, Delegate: l.builder.delegate()})
 		case "connect-udp":
-			extended = append(extended, l.builder.connectUDP(auth))
+			extended = append(extended, l.builder.connectUDP(auth, front))
 		case "hbone":
 			ps = append(ps, &hbone.Protocol{CurrentVia: via, Delegate: l.builder.delegate()})
 		case "socks5":
@@ -225,7 +225,7 @@ func (l *Listener) speak(names []string, s *registry.ListenerSettings) ([]tunnel
 		case "proxy":
 			ps = append(ps, &proxyproto.Protocol{})
 		case "websocket":
-			sockets = &ws.Protocol{Path: s.WebSocket.Path, Hosts: s.WebSocket.Hosts, Origins: s.WebSocket.Origins, Auth: auth, CurrentVia: via}
+			sockets = &ws.Protocol{Path: s.WebSocket.Path, Hosts: s.WebSocket.Hosts, Origins: s.WebSocket.Origins, Auth: auth, Intermediary: front, CurrentVia: via}
 			ps = append(ps, sockets)
 		default:
 			return nil, fmt.Errorf("unknown protocol %q", name)
@@ -246,6 +246,14 @@ func connHeader(s *registry.ListenerSettings) tunnel.ConnHeader {
 		return nil
 	}
 	return &proxyproto.ConnHeader{From: s.ProxyProtocol}
+}
+
+// intermediary returns the load balancer in front; the zero value where there is none.
+func intermediary(s *registry.ListenerSettings) connect.Intermediary {
+	if s.LoadBalancer == nil {
+		return connect.Intermediary{}
+	}
+	return connect.Intermediary{ClientField: s.LoadBalancer.ClientField, Hops: s.LoadBalancer.Hops, CredentialsField: s.LoadBalancer.CredentialsField}
 }
 
 // rank orders protocols by how much they take for theirs.
