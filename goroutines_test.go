@@ -14,7 +14,7 @@ import (
 // outside are the packages that read what strangers send, or that serve who
 // reads it.
 var outside = []string{
-	"internal/admin", "connect", "connect/connectudp", "connect/internal/mux", "connect/h2", "connect/h3", "connect/hbone", "connect/proxyproto", "connect/socks5", "connect/ws", "dns", "identity/jwt", "identity/spiffe", "internal/gateway", "internal/gateway/inbound", "internal/gateway/upstream", "internal/names", "identity/bundle",
+	"internal/admin", "connect", "connect/connectudp", "connect/internal/mux", "connect/h2", "connect/h3", "connect/hbone", "connect/proxyproto", "connect/socks5", "connect/ws", "dns", "identity/jwt", "identity/spiffe", "internal/gateway", "internal/gateway/inbound", "internal/gateway/upstream", "internal/names", "identity/bundle", "nat", "nat/upnp",
 	"registry", "registry/checks", "sni", "internal/termination", "tunnel", "tunnel/internal/poll", "tunnel/internal/relay", "internal/udp",
 }
 
@@ -41,6 +41,8 @@ var uncaught = map[string]string{
 	"internal/gateway/http3.go http3Sockets.shutdown":                     "stops servers",
 	"internal/gateway/gateway.go Gateway.Run":                             "runs a server, which recovers for each connection",
 	"internal/gateway/gateway.go Gateway.drain":                           "stops servers",
+	"nat/announce.go announcements.start":                                 "hear recovers",
+	"nat/upnp/upnp.go find":                                               "sends searches, and reads nothing",
 	"registry/checks/checker.go Checker.start":                            "ask recovers, and the rest hands on its result",
 	"internal/gateway/upstream/fallback.go fallbackAttempt.check":         "it compares results of handshakes, whose goroutines recover",
 	"internal/gateway/upstream/fallback_probe.go FallbackDialer.schedule": "it compares times, and the probe that it starts recovers",

@@ -57,6 +57,8 @@ var layers = []struct {
 	{"registry/alloc", []string{"registry", "tunnel"}, "which port or address is whose is arithmetic and a file"},
 	{"registry/snapshot", []string{"internal/background", "policy", "registry", "registry/alloc", "tunnel"}, "the snapshots of a source are saved whatever source it is"},
 	{"reverse", []string{"policy", "registry", "connect", "connect/h2", "tunnel"}, "sessions of connectors are asked by the table, and speak one carrier whichever they came by"},
+	{"nat", nil, "what is asked of routers and STUN servers has nothing to do with what is behind the ports"},
+	{"nat/upnp", []string{"nat"}, "one way of asking, with the library it needs"},
 	{"internal/names", []string{"dns", "registry", "tunnel"}, "the table in the words of DNS; neither knows the other"},
 	{"dns", []string{"tunnel"}, "the DNS library behind small interfaces of its own"},
 	{"internal/metrics", []string{"tunnel"}, "metrics are made from Outcomes and nothing else"},
@@ -108,6 +110,7 @@ var homes = map[string]string{
 	"google.golang.org/grpc":              "identity/spiffe/...", // the Workload API speaks it
 	"k8s.io":                              "internal/kube/...",
 	"sigs.k8s.io":                         "internal/kube/...",
+	"github.com/huin/goupnp":              "nat/upnp",
 	"go.uber.org/goleak":                  "*", // tests only, checked below
 	"golang.org/x/net/nettest":            "*",
 	"github.com/prometheus/client_model":  "internal/metrics",
