@@ -92,7 +92,7 @@ type ListenerTLS struct {
 
 	// Protocols are spoken inside: "connect", "connect-h2", "hbone", "socks5" and
 	// "websocket", or "connect-h3" for Datagrams; "connect-udp" beside connect-h2 or
-	// connect-h3; or PlainTCP alone.
+	// connect-h3; or PlainTCP or "proxy" alone.
 	Protocols []string
 
 	ALPN []string // protocols that clients are offered with PlainTCP; empty means that ALPN is not spoken

@@ -28,7 +28,7 @@ func (l *Listener) streamProtocols(s *registry.ListenerSettings) ([]tunnel.Proto
 	if !s.Service.IsZero() {
 		return []tunnel.Protocol{&tunnel.Fixed{To: s.Service, Port: s.Port}}, nil, nil
 	}
-	outer, err := l.speak(s.Protocols, s)
+	outer, err := l.speak(s.Protocols, s, false)
 	if err != nil || len(s.TLS) == 0 {
 		return outer, nil, err
 	}
@@ -37,7 +37,7 @@ func (l *Listener) streamProtocols(s *registry.ListenerSettings) ([]tunnel.Proto
 		if plain(&s.TLS[i]) {
 			continue
 		}
-		inner, err := l.speak(s.TLS[i].Protocols, s)
+		inner, err := l.speak(s.TLS[i].Protocols, s, true)
 		if err != nil {
 			return nil, nil, err
 		}
@@ -188,8 +188,8 @@ func (p *impliedSNI) Sniff(prefix []byte) tunnel.Verdict {
 	return p.Protocol.Sniff(prefix)
 }
 
-// speak makes the protocols of those names.
-func (l *Listener) speak(names []string, s *registry.ListenerSettings) ([]tunnel.Protocol, error) {
+// speak makes the protocols of those names, in the clear or inside TLS that ends here.
+func (l *Listener) speak(names []string, s *registry.ListenerSettings, inside bool) ([]tunnel.Protocol, error) {
 	auth, via, front := l.verifier, l.builder.CurrentVia, intermediary(s)
 	// CONNECT takes every method, to say what is wrong with it, so WebSocket is
 	// asked before it.
@@ -223,6 +223,10 @@ func (l *Listener) speak(names []string, s *registry.ListenerSettings) ([]tunnel
 		case "postgres":
 			ps = append(ps, &postgres.Protocol{TLS: &sni.Protocol{Refusal: refusal(s), Nameless: true}})
 		case "proxy":
+			if inside {
+				ps = append(ps, &proxyproto.Inner{Caller: l.builder.believed().caller})
+				continue
+			}
 			ps = append(ps, &proxyproto.Protocol{})
 		case "websocket":
 			sockets = &ws.Protocol{Path: s.WebSocket.Path, Hosts: s.WebSocket.Hosts, Origins: s.WebSocket.Origins, Auth: auth, Intermediary: front, CurrentVia: via}
