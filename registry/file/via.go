@@ -118,6 +118,9 @@ func (d *decoder) checkVia(at mapping, list []hop) {
 		}
 		d.checkPeers(n, &h)
 		d.checkSecrets(n, valueOf(n, h.Proto), &h, i == 0)
+		if i < len(list)-1 && h.ForwardIdentity != (registry.HopIdentity{}) {
+			d.errorf(keyOf(n, "forwardIdentity"), "move it to the last gateway", "forwardIdentity has no effect: of several gateways the last one alone is told who a client is")
+		}
 		if i > 0 && has(n, "connect-h3") && !before.CarriesDatagrams() {
 			d.errorf(keyOf(n, "connect-h3"), "write connect-h2, or ask the gateway before it by connect-h2 or connect-h3", "connect-h3 is carried by UDP, and the gateway before it carries streams alone")
 		}

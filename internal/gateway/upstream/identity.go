@@ -347,11 +347,32 @@ func (f *callerFields) token(req *tunnel.Request, cs *tls.ConnectionState) (stri
 	return token, nil
 }
 
+// pinned returns the key that get returns first, for as long as there is a carrier. So what
+// a carrier signs is signed with the key that its sessions have shown: after a rotation
+// there is another carrier, and on this one requests may still be on their way.
+func pinned(get func(*tls.CertificateRequestInfo) (*tls.Certificate, error)) func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+	var first atomic.Pointer[tls.Certificate]
+	return func(info *tls.CertificateRequestInfo) (*tls.Certificate, error) {
+		if c := first.Load(); c != nil {
+			return c, nil
+		}
+		c, err := get(info)
+		if err != nil {
+			return nil, err
+		}
+		first.CompareAndSwap(nil, c)
+		return first.Load(), nil
+	}
+}
+
 // callerHeader returns what states callers to the last of hops, nil where h is another one
-// or does not ask for that.
+// or does not ask for that. It changes cfg, by which h is asked.
 func callerHeader(h *registry.Hop, cfg *tls.Config) (connect.SessionFields, error) {
 	if h.ForwardIdentity == (registry.HopIdentity{}) {
 		return nil, nil
+	}
+	if cfg.GetClientCertificate != nil {
+		cfg.GetClientCertificate = pinned(cfg.GetClientCertificate)
 	}
 	f := &callerFields{
 		assertion: h.ForwardIdentity.Assertion, certificate: cfg.GetClientCertificate,
