@@ -68,6 +68,7 @@ type Gateway struct {
 	router    *tunnel.Router
 	handler   *reservedNames // of all streams: before the router
 	groups    *reverse.Groups
+	sessions  *reverse.Server // of connectors
 	loops     *tunnel.Loops
 	relay     *tunnel.Relay
 	server    *tunnel.Server
@@ -164,7 +165,8 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 		Resolver: g.registry, Dialer: direct, Relay: g.relay, Budget: budget,
 		Observe: observe, CurrentLimits: g.currentLimits.Load,
 	}
-	g.handler = &reservedNames{router: g.router, handlers: map[tunnel.Name]reservedName{}}
+	g.sessions = &reverse.Server{Groups: g.groups, Router: g.router, CurrentVia: g.via, Log: g.log}
+	g.handler = &reservedNames{router: g.router, handlers: map[tunnel.Name]reservedName{reverse.Name: {Handler: g.sessions}}}
 	g.revoker = newRevoker(g.router, cfg.Identity, g.log)
 	g.registry.OnSwap = g.revoker.swapped
 	g.server = &tunnel.Server{Handler: g.handler, CurrentLimits: g.currentLimits.Load, Budget: budget, Observe: observe, Log: g.log, Loops: g.loops}
@@ -401,6 +403,7 @@ func (g *Gateway) drain(ctx context.Context, now <-chan struct{}, interrupted bo
 		}
 	}()
 	g.log.Info("draining", "tunnels", g.relay.Open(), "delay", delay, "timeout", timeout, "hint", "a second signal ends it now")
+	g.sessions.Drain()
 	sleep(ctx, min(delay, timeout/2))
 
 	last := timeout / 5 // of the time is for aborts
