@@ -187,7 +187,7 @@ func (h Hop) with(how *Hop) Hop {
 		one.Proto, one.TLS = h.Proto, true
 		if h.Proto == "hbone" { // which knows its clients by their certificates
 			one.Token, one.TokenFile, one.JWTSVID = "", "", nil
-			one.User, one.Password = "", ""
+			one.User, one.Password, one.CredentialsField = "", "", ""
 		}
 		return one
 	case "socks5":

@@ -47,8 +47,11 @@ type hopAccess struct {
 	TokenFile       string       `yaml:"tokenFile"`
 	JWTSVID         *jwtSVID     `yaml:"jwtSVID"` // nil for none
 	UserFile        string       `yaml:"userFile"`
-	CAFile          caFiles      `yaml:"caFile"`
-	Trust           []string     `yaml:"trust,single" what:"trust" unique:"trust" empty:"name trust of identity.trust"`
+
+	CredentialsHeader string `yaml:"credentialsHeader" as:"requestField"` // "" means that of the protocol
+
+	CAFile caFiles  `yaml:"caFile"`
+	Trust  []string `yaml:"trust,single" what:"trust" unique:"trust" empty:"name trust of identity.trust"`
 }
 
 // A jwtSVID says which JWT-SVID of the Workload API is shown.
@@ -73,7 +76,7 @@ func (j *jwtSVID) registered() *registry.JWTSVID {
 func (a *hopAccess) registered() registry.Hop {
 	return registry.Hop{
 		Insecure: a.Insecure, HTTP2: a.HTTP2, ServerName: a.ServerName, Peers: readable(a.Peers), InnerPeers: readable(a.Behind),
-		ForwardIdentity: a.ForwardIdentity.registered(), KeyName: a.Key, TrustNames: readable(a.Trust), JWTSVID: a.JWTSVID.registered(),
+		ForwardIdentity: a.ForwardIdentity.registered(), KeyName: a.Key, TrustNames: readable(a.Trust), JWTSVID: a.JWTSVID.registered(), CredentialsField: a.CredentialsHeader,
 	}
 }
 
@@ -194,6 +197,14 @@ func (d *decoder) checkAccess(n *yaml.Node, protocol string, hasTLS bool) {
 		}
 	} else {
 		d.checkOneCredential(n)
+	}
+	if has(n, "credentialsHeader") {
+		switch {
+		case protocol == "socks5" || protocol == "hbone":
+			d.errorf(keyOf(n, "credentialsHeader"), "leave it out", "credentialsHeader has no effect: %s sends no credentials in a header", protocol)
+		case !has(n, "tokenFile") && !has(n, "jwtSVID") && !has(n, "userFile"):
+			d.errorf(keyOf(n, "credentialsHeader"), "add tokenFile, jwtSVID or userFile, or leave it out", "credentialsHeader has no effect: no credentials are sent")
+		}
 	}
 	if has(n, "http2") && protocol != "websocket" {
 		d.errorf(keyOf(n, "http2"), "leave it out", "http2 has no effect: it is for websocket only")
