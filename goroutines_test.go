@@ -15,7 +15,7 @@ import (
 // reads it.
 var outside = []string{
 	"internal/admin", "connect", "connect/connectudp", "connect/internal/mux", "connect/h2", "connect/h3", "connect/hbone", "connect/proxyproto", "connect/socks5", "connect/ws", "dns", "identity/jwt", "identity/spiffe", "internal/gateway", "internal/gateway/inbound", "internal/gateway/upstream", "internal/names", "identity/bundle", "nat", "nat/upnp",
-	"registry", "registry/checks", "reverse", "sni", "internal/termination", "tunnel", "tunnel/internal/poll", "tunnel/internal/relay", "internal/udp",
+	"registry", "registry/checks", "registry/peer", "reverse", "sni", "internal/termination", "tunnel", "tunnel/internal/poll", "tunnel/internal/relay", "internal/udp",
 }
 
 // uncaught are the goroutines of these packages that do not recover by
@@ -46,6 +46,10 @@ var uncaught = map[string]string{
 	"registry/checks/checker.go Checker.start":                            "ask recovers, and the rest hands on its result",
 	"internal/gateway/upstream/fallback.go fallbackAttempt.check":         "it compares results of handshakes, whose goroutines recover",
 	"internal/gateway/upstream/fallback_probe.go FallbackDialer.schedule": "it compares times, and the probe that it starts recovers",
+	"registry/peer/peers.go Peers.Run":                                    "hands on updates, and what makes them recovers",
+	"registry/peer/peers.go peer.Run":                                     "dialAll recovers",
+	"registry/peer/session.go session.run":                                "closes a stream; what reads and writes it recovers",
+	"registry/peer/session.go session.send":                               "closes a stream",
 	"registry/run.go Registry.Run":                                        "runs sources of configuration, whose panic runSafely catches",
 	"registry/run.go runningGroup.run":                                    "the same",
 	"registry/run.go runSource":                                           "runSafely recovers",

@@ -167,7 +167,9 @@ func (b *builder) addTransports(gateways []Gateway, how *Hop) {
 		if how != nil {
 			hops := make([]Hop, len(g.Transports))
 			for j, h := range g.Transports {
-				hops[j] = h.with(how)
+				if hops[j] = h; h.KeyName == "" { // else the source knows more than the protocol
+					hops[j] = h.with(how)
+				}
 			}
 			g.Transports = hops
 		}

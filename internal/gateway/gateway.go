@@ -34,6 +34,7 @@ import (
 	"culvert.dev/internal/udp"
 	"culvert.dev/registry"
 	"culvert.dev/registry/checks"
+	"culvert.dev/registry/peer"
 	"culvert.dev/reverse"
 	"culvert.dev/tunnel"
 )
@@ -67,6 +68,7 @@ type Gateway struct {
 	upstreams *upstream.Transports
 	router    *tunnel.Router
 	handler   *reservedNames // of all streams: before the router
+	peers     *peer.Peers
 	groups    *reverse.Groups
 	sessions  *reverse.Server // of connectors
 	loops     *tunnel.Loops
@@ -167,6 +169,10 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 	}
 	g.sessions = &reverse.Server{Groups: g.groups, Router: g.router, CurrentVia: g.via, Log: g.log}
 	g.handler = &reservedNames{router: g.router, handlers: map[tunnel.Name]reservedName{reverse.Name: {Handler: g.sessions}}}
+	if err := g.newPeers(); err != nil {
+		g.Close()
+		return nil, err
+	}
 	g.revoker = newRevoker(g.router, cfg.Identity, g.log)
 	g.registry.OnSwap = g.revoker.swapped
 	g.server = &tunnel.Server{Handler: g.handler, CurrentLimits: g.currentLimits.Load, Budget: budget, Observe: observe, Log: g.log, Loops: g.loops}
@@ -180,6 +186,7 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 	g.onTable(g.inbound.tableChanged)
 	g.checker = &checks.Checker{Registry: g.registry, Dial: direct.DialEndpoint, TLS: g.upstreams.TLSLayer, Lookup: cfg.Lookup, Budget: budget, Log: g.log}
 	g.onTable(g.checker.Changed)
+	g.onTable(g.peers.TableChanged)
 	if cfg.DNS != nil {
 		g.dns.prepare(cfg.DNS.Server)
 	}
@@ -410,6 +417,7 @@ func (g *Gateway) drain(ctx context.Context, now <-chan struct{}, interrupted bo
 	orderly, stopWaiting := context.WithDeadline(ctx, deadline.Add(-last))
 	defer stopWaiting()
 	g.datagrams.Drain()
+	g.peers.Drain()
 	// A connection of many tunnels ends with the last of them, so what is
 	// aborted below is also what Shutdown waits for.
 	stopped := make(chan struct{})

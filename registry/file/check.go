@@ -22,6 +22,7 @@ func (d *decoder) check(root *yaml.Node) {
 	}
 	d.checkNetworks()
 	d.checkMesh()
+	d.checkPeerEntries()
 	for i := range d.cfg.Services {
 		d.checkService(i)
 	}

@@ -36,6 +36,7 @@ type Config struct {
 	Log       Log
 	Services  []*registry.Service
 	Policies  []*policy.Policy
+	Peers     []Peer
 
 	ServicePorts *ServicePorts // nil means that no service has a port to itself
 	VIPs         *VIPs         // nil means that no service has an address to itself
@@ -267,6 +268,9 @@ func reload(path string, data []byte, current *Config) (*Config, error) {
 	}
 	if k := d.cfg.Kubernetes; k != nil && k.State != "" {
 		k.State = d.beside(k.State)
+	}
+	for i := range d.cfg.Peers {
+		d.cfg.Peers[i].State = d.besideIf(d.cfg.Peers[i].State)
 	}
 	if err := d.errs.sorted(); err != nil {
 		return nil, err

@@ -238,6 +238,11 @@ func (d *decoder) showsJWTSVID() bool {
 			return true
 		}
 	}
+	for i := range d.cfg.Peers {
+		if slices.ContainsFunc(d.cfg.Peers[i].Gateways, func(g registry.Gateway) bool { return slices.ContainsFunc(g.Transports, shows) }) {
+			return true
+		}
+	}
 	if h := d.cfg.GatewayTransport; h != nil && shows(*h) {
 		return true
 	}
@@ -293,6 +298,9 @@ func (d *decoder) readHopFiles(path string) (all [][]byte) {
 			d.readFilesOfHops(path, d.cfg.Networks[i].Gateways[j].Transports, mapping{d.network(i).item("gateways", j)}, "transports", &all)
 		}
 	}
+	d.eachPeerGateway(func(_ *Peer, g *registry.Gateway, at mapping) {
+		d.readFilesOfHops(path, g.Transports, at, "transports", &all)
+	})
 	if hop := d.cfg.GatewayTransport; hop != nil {
 		d.readFilesOfHop(path, hop, d.gatewayTransport(), "gatewayTransport", &all)
 	}
