@@ -258,7 +258,7 @@ func (f *callerFields) certificates(req *tunnel.Request) (fields connect.Fields,
 		return nil, err
 	}
 	h := http.Header{}
-	if err := f.certs.Set(h, &delegation.Caller{By: by, Chain: req.TLS.Chain, Before: statedCallers(req)}); err != nil {
+	if err := f.certs.Set(h, &delegation.Caller{By: by, Chain: req.TLS.Chain, ID: req.TLS.Peer.ID, Before: statedCallers(req)}); err != nil {
 		return nil, err
 	}
 	for _, name := range []string{delegation.XFCCField, delegation.ClientCertField, delegation.ClientCertChainField} {
@@ -293,11 +293,12 @@ func statedCallers(req *tunnel.Request) (before []delegation.XFCC) {
 // appendElement appends what the gateway by states of a client that is called id. An id that
 // is no name of a certificate is left out.
 func appendElement(to []delegation.XFCC, by, id string) []delegation.XFCC {
-	switch name, isDNS := strings.CutPrefix(id, "dns:"); {
-	case isDNS:
+	if name, ok := strings.CutPrefix(id, "dns:"); ok {
 		return append(to, delegation.XFCC{By: []string{by}, DNS: []string{name}})
-	case strings.Contains(id, "://"):
-		return append(to, delegation.XFCC{By: []string{by}, URI: []string{id}})
+	}
+	uri, ok := strings.CutPrefix(id, "uri:") // of a CA of no trust domain, which must not name a SPIFFE id
+	if ok && !strings.HasPrefix(strings.ToLower(uri), "spiffe:") || strings.HasPrefix(id, "spiffe://") {
+		return append(to, delegation.XFCC{By: []string{by}, URI: []string{uri}})
 	}
 	return to
 }
