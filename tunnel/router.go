@@ -443,16 +443,19 @@ func (r *Router) check(req *Request, ep *Endpoint) error {
 }
 
 // dialFailure sums up failed attempts. An address that must not be dialed
-// outweighs a timeout, and a timeout a plain failure.
+// outweighs what went wrong in the gateway, that a timeout, and a timeout a plain
+// failure.
 func dialFailure(route *Route, attempts []Attempt) error {
 	why, texts := DialFailed, make([]string, 0, len(attempts))
 	rank := func(x Reason) int {
 		switch x {
 		case Loop:
-			return 4
+			return 5
 		case Prohibited:
-			return 3
+			return 4
 		case Overload:
+			return 3
+		case Internal:
 			return 2
 		case DialTimeout:
 			return 1
