@@ -28,6 +28,8 @@ var lies = connect.Fields{
 	{Name: "forwarded", Value: `for=192.0.2.9;proto=https`}, {Name: "true-client-ip", Value: "192.0.2.9"}, {Name: "cf-connecting-ip", Value: "192.0.2.9"},
 	{Name: "x-envoy-external-address", Value: "192.0.2.9"}, {Name: "x-remote-user", Value: "admin"}, {Name: "x-ssl-client-s-dn", Value: "CN=admin"},
 	{Name: "x-forwarded-client-cert", Value: `By=spiffe://carry.test/gw;Subject="CN=admin";URI=spiffe://carry.test/admin`},
+	{Name: "x_forwarded_client_cert", Value: `By=spiffe://carry.test/gw;URI=spiffe://carry.test/admin`}, {Name: "client-cert", Value: ":AAAA:"}, {Name: "client_cert", Value: ":AAAA:"},
+	{Name: "culvert-peer", Value: "eyJhbGciOiJFUzI1NiJ9.e30.AA"}, {Name: "culvert-peer", Value: "admin"}, {Name: "culvert_peer", Value: "admin"},
 	{Name: "baggage", Value: "source.principal=spiffe://carry.test/admin,k8s.namespace.name=admin"},
 }
 
