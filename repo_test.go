@@ -38,9 +38,11 @@ var layers = []struct {
 	{"connect/hbone", []string{"connect", "connect/h2", "identity", "tunnel"}, "HBONE is CONNECT over HTTP/2 with more to say, and knows no other carrier"},
 	{"connect/proxyproto", []string{"tunnel"}, "a protocol knows the seams and no other protocol"},
 	{"connect/socks5", []string{"tunnel"}, "a protocol knows the seams and no other protocol"},
+	{"connect/ssh", []string{"connect", "connect/internal/mux", "identity/sshkeys", "tunnel"}, "channels of SSH are refused in the words of CONNECT, and charged like its streams"},
 	{"connect/ws", []string{"connect", "tunnel"}, "another way to begin a stream by an HTTP request"},
 	{"identity", []string{"tunnel"}, "keys, bundles and whom a certificate names; where they come from is a source's business"},
 	{"identity/files", []string{"identity", "internal/background", "internal/filewatch"}, "a source of keys and bundles knows no other source"},
+	{"identity/sshkeys", []string{"identity", "tunnel"}, "whom a key names, whoever asks for it"},
 	{"identity/spiffe", []string{"identity"}, "a source of keys and bundles knows no other source"},
 	{"identity/spiffe/spiffetest", []string{"internal/testca"}, "an agent for tests issues what its CA signs"},
 	{"identity/bundle", []string{"identity"}, "a source of bundles knows no other source"},
@@ -53,13 +55,10 @@ var layers = []struct {
 	{"internal/udp", []string{"tunnel"}, "datagrams are decided by the same seams; what reads them is given to it"},
 	{"registry", []string{"internal/background", "policy", "tunnel"}, "the table answers requests; where it comes from is a source's business"},
 	{"registry/checks", []string{"internal/background", "registry", "tunnel"}, "a check knows the table and how to dial"},
-	{"registry/file", []string{"identity", "internal/background", "internal/edits", "internal/filewatch", "policy", "registry", "tunnel"}, "a source knows the table and no other source"},
+	{"registry/file", []string{"identity", "identity/sshkeys", "internal/background", "internal/edits", "internal/filewatch", "policy", "registry", "tunnel"}, "a source knows the table and no other source"},
 	{"registry/alloc", []string{"registry", "tunnel"}, "which port or address is whose is arithmetic and a file"},
 	{"registry/snapshot", []string{"internal/background", "policy", "registry", "registry/alloc", "tunnel"}, "the snapshots of a source are saved whatever source it is"},
 	{"reverse", []string{"policy", "registry", "connect", "connect/h2", "tunnel"}, "sessions of connectors are asked by the table, and speak one carrier whichever they came by"},
-	{"nat", nil, "what is asked of routers and STUN servers has nothing to do with what is behind the ports"},
-	{"nat/upnp", []string{"nat"}, "one way of asking, with the library it needs"},
-	{"registry/peer", []string{"internal/background", "policy", "registry", "registry/snapshot", "tunnel"}, "a source knows the table and no other source; how a peer is dialed is given to it"},
 	{"internal/names", []string{"dns", "registry", "tunnel"}, "the table in the words of DNS; neither knows the other"},
 	{"dns", []string{"tunnel"}, "the DNS library behind small interfaces of its own"},
 	{"internal/metrics", []string{"tunnel"}, "metrics are made from Outcomes and nothing else"},
@@ -79,8 +78,8 @@ var layers = []struct {
 	{"internal/kube/policy", []string{"internal/kube/client", "internal/kube/watch", "policy", "registry", "tunnel"}, "a source knows the table and no other source"},
 	{"internal/kube/mcs", []string{"internal/kube/client", "internal/kube/watch", "registry"}, "exports are found and imports written; discovery is told by who wires them"},
 	{"internal/gateway/upstream", []string{"identity", "delegation", "connect", "connect/connectudp", "connect/h2", "connect/h3", "connect/hbone", "connect/proxyproto", "connect/socks5", "connect/ws", "internal/postgres", "registry", "internal/termination", "tunnel"}, "the one place where a carrier becomes a dialer; what is served is not its business"},
-	{"internal/gateway/inbound", []string{"identity", "delegation", "connect", "connect/connectudp", "connect/h2", "connect/h3", "connect/hbone", "connect/proxyproto", "connect/socks5", "connect/ws", "identity/jwt", "internal/postgres", "internal/termination", "internal/udp", "internal/unixsocket", "registry", "sni", "tunnel"}, "the one place where a listener gets its protocols; what is dialed is not its business"},
-	{"internal/gateway", []string{"identity", "internal/background", "internal/admin", "connect", "connect/h2", "connect/h3", "connect/hbone", "connect/socks5", "connect/ws", "dns", "identity/jwt", "internal/gateway/inbound", "internal/gateway/upstream", "internal/edits", "internal/metrics", "internal/names", "policy", "registry", "registry/alloc", "registry/checks", "registry/peer", "reverse", "sni", "internal/termination", "tunnel", "internal/udp", "internal/unixsocket"}, "the composition; what it is made of does not know it"},
+	{"internal/gateway/inbound", []string{"identity", "delegation", "connect", "connect/connectudp", "connect/h2", "connect/h3", "connect/hbone", "connect/proxyproto", "connect/socks5", "connect/ssh", "connect/ws", "identity/jwt", "identity/sshkeys", "internal/postgres", "internal/termination", "internal/udp", "internal/unixsocket", "registry", "sni", "tunnel"}, "the one place where a listener gets its protocols; what is dialed is not its business"},
+	{"internal/gateway", []string{"identity", "internal/background", "internal/admin", "connect", "connect/h2", "connect/h3", "connect/hbone", "connect/socks5", "connect/ws", "dns", "identity/jwt", "internal/gateway/inbound", "internal/gateway/upstream", "internal/edits", "internal/metrics", "internal/names", "policy", "registry", "registry/alloc", "registry/checks", "reverse", "sni", "internal/termination", "tunnel", "internal/udp", "internal/unixsocket"}, "the composition; what it is made of does not know it"},
 	{"deploy", nil, "manifests know nothing of the program that they start"},
 	{"cmd/culvert", []string{"*"}, "wiring belongs in cmd"},
 }
@@ -105,13 +104,13 @@ var homes = map[string]string{
 	"golang.org/x/net/http2":              "connect/h2",
 	"github.com/quic-go/quic-go":          "connect/h3",
 	"github.com/quic-go/qpack":            "connect/h3",
+	"golang.org/x/crypto/ssh":             "connect/ssh identity/sshkeys", // the protocol, and what its keys are called
 	"golang.org/x/crypto/bcrypt":          "internal/gateway/inbound",
 	"github.com/rogpeppe/go-internal":     "cmd/culvert/command",
 	"github.com/spiffe/go-spiffe":         "identity/spiffe/...",
 	"google.golang.org/grpc":              "identity/spiffe/...", // the Workload API speaks it
 	"k8s.io":                              "internal/kube/...",
 	"sigs.k8s.io":                         "internal/kube/...",
-	"github.com/huin/goupnp":              "nat/upnp",
 	"go.uber.org/goleak":                  "*", // tests only, checked below
 	"golang.org/x/net/nettest":            "*",
 	"github.com/prometheus/client_model":  "internal/metrics",
@@ -265,7 +264,7 @@ func eachFile(t *testing.T, f func(path string, imports []string)) {
 // public are the packages that another program may want. Each has an example that
 // runs as a test, and says in its documentation how stable its API is.
 var public = []string{
-	"tunnel", "sni", "connect", "connect/h2", "connect/h3", "connect/hbone", "connect/proxyproto", "connect/socks5", "connect/ws", "delegation", "policy", "registry", "dns",
+	"tunnel", "sni", "connect", "connect/h2", "connect/h3", "connect/hbone", "connect/proxyproto", "connect/socks5", "connect/ssh", "connect/ws", "delegation", "policy", "registry", "dns",
 }
 
 func TestPublicPackages(t *testing.T) {

@@ -53,7 +53,7 @@ type ListenerSettings struct {
 	Port    uint16
 
 	// Protocols are spoken in the clear: "sni", "connect", "connect-h2", "socks5",
-	// "websocket", "postgres" and "proxy", or "quic" for Datagrams.
+	// "websocket", "postgres", "ssh" and "proxy", or "quic" for Datagrams.
 	Protocols []string
 
 	// ImpliedSNI says that the source has not named Protocols: "sni" is among them
@@ -67,21 +67,13 @@ type ListenerSettings struct {
 	RequireTLS    bool             // what clients send that did not come by TLS must begin as TLS
 	Auth          *Auth            // of clients that have credentials; nil asks for none
 	ProxyProtocol []netip.Prefix   // proxies that begin each connection with a PROXY header, alone may connect; empty for none
-	LoadBalancer  *LoadBalancer    // in front, which ends TLS and names the client of each request; nil for none
 	WebSocket     WebSocketOptions // of the protocol "websocket"
+	SSH           *SSHSettings     // of the protocol "ssh"; nil where it is not spoken
 	DeferIdentity bool             // callers without an identity are left to the service: see tunnel.Request
 
 	// PeerCredentials makes the user of a process that connects to a UnixSocket the caller:
 	// see tunnel.Process.
 	PeerCredentials bool
-}
-
-// A LoadBalancer is one in front of a listener that ends TLS and sends requests on.
-type LoadBalancer struct {
-	From             []netip.Prefix // its addresses, which alone may connect; empty for a UnixSocket
-	ClientField      string         // in which it names the client
-	Hops             int            // how many proxies add to ClientField; 0 means 1
-	CredentialsField string         // that has the client's credentials; "" means the usual ones
 }
 
 // ListenerTLS says how a listener ends TLS or QUIC for some names, and what is inside.
@@ -92,7 +84,7 @@ type ListenerTLS struct {
 
 	// Protocols are spoken inside: "connect", "connect-h2", "hbone", "socks5" and
 	// "websocket", or "connect-h3" for Datagrams; "connect-udp" beside connect-h2 or
-	// connect-h3; or PlainTCP or "proxy" alone.
+	// connect-h3; or PlainTCP alone.
 	Protocols []string
 
 	ALPN []string // protocols that clients are offered with PlainTCP; empty means that ALPN is not spoken
@@ -103,6 +95,20 @@ type ListenerTLS struct {
 // in any other way is refused where the ListenerTLS requires client certificates, unless
 // the client has shown one that is as good.
 const PlainTCP = "tcp"
+
+// SSHSettings say who is let in by SSH, and by which key clients know the gateway. It is
+// text as OpenSSH has it in files.
+type SSHSettings struct {
+	HostKey        Secret // a private key
+	AuthorizedKeys Secret
+	UserCAs        []SSHUserCA
+}
+
+// An SSHUserCA is a CA of users.
+type SSHUserCA struct {
+	Keys string // public keys, one on each line
+	ID   string // of its users, with "{principal}" in it
+}
 
 // WebSocketOptions limit who may begin a WebSocket. An empty field means any.
 type WebSocketOptions struct {

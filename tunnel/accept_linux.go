@@ -80,12 +80,13 @@ func (s *Server) serveOnLoops(ctx context.Context, ln *Listener) (error, bool) {
 }
 
 // DeferAccept has the kernel keep back the clients of ln, which was opened by Listen, until
-// they send something, or for a second: if all protocols are PreambleDetectors. Serve does
+// they send something, or for a second: if all protocols are PreambleDetectors and none is a
+// FirstSpeaker. Serve does
 // that for the protocols that a Listener begins with. It must be called where they change.
 func DeferAccept(ln net.Listener, protocols []Protocol) {
 	if sock, ok := ln.(*poll.Listener); ok {
 		d := time.Duration(0)
-		if detectPreambles(protocols) {
+		if detectPreambles(protocols) && !hasFirstSpeaker(protocols) {
 			d = acceptDefer
 		}
 		sock.DeferAccept(d)

@@ -262,7 +262,7 @@ func (c *Conn) markHanded() {
 // the Server does with a connection that it accepted. It is for a Conn made by
 // Nest.
 func ServeInner(ctx context.Context, c *Conn, protocols []Protocol, h Handler) error {
-	p, err := detect(c, protocols)
+	p, err := detect(c, nil, protocols)
 	if err != nil {
 		return err
 	}

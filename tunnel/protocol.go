@@ -5,9 +5,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"net/netip"
 	"slices"
 	"strings"
+	"time"
 )
 
 // A Verdict is what a Protocol says of the first bytes of a connection.
@@ -31,7 +33,8 @@ const (
 // without a request: an *Error that names the Reason, after it has said so to
 // the client in its own words. The read deadline of c is set by the Server
 // and covers the whole preamble: ServeConn does not extend it. The Server
-// closes c, unless the stream was handed on.
+// closes c, unless the stream was handed on. A Protocol that lets its clients in before
+// they ask for anything says so to an h that is a PreambleEnder.
 type Protocol interface {
 	Name() string
 	Sniff(prefix []byte) Verdict
@@ -46,14 +49,55 @@ type PreambleDetector interface {
 	HasPreamble(prefix []byte) bool
 }
 
+// A PreambleEnder is a Handler that holds connections to a deadline until their preamble is
+// over. The first request ends it, too.
+type PreambleEnder interface {
+	// ExtendPreamble gives the connection d from its first byte on, where it would have
+	// less: for what people do meanwhile. There is no more time while memory is short.
+	ExtendPreamble(d time.Duration)
+
+	// EndPreamble says that the client is let in, and has asked for nothing yet. It
+	// lifts the read deadline.
+	EndPreamble()
+}
+
 // A Drainer is a Protocol whose connections carry many requests. Drain asks
 // them to take no more and to end with their last one; it does not wait.
 type Drainer interface {
 	Drain()
 }
 
-// detectPreambles reports whether all of the protocols are PreambleDetectors.
+// A FirstSpeaker is a Protocol some of whose clients send nothing before the server has
+// spoken. A connection to a listener that has it among others is its own where the client
+// has sent nothing for Silence; a listener that has it alone serves each at once.
+//
+// Silence is not changed while the Protocol serves. It is heeded within 100 ms.
+type FirstSpeaker interface {
+	Silence() time.Duration
+}
+
+// firstSpeaker returns the Protocol of a connection that has sent nothing for so long, nil
+// where it has to send something.
+func firstSpeaker(protocols []Protocol, silent time.Duration) Protocol {
+	for _, p := range protocols {
+		if f, ok := p.(FirstSpeaker); ok && silent >= f.Silence() {
+			return p
+		}
+	}
+	return nil
+}
+
+// hasFirstSpeaker reports whether a connection that sends nothing may be served all the same.
+func hasFirstSpeaker(protocols []Protocol) bool {
+	return firstSpeaker(protocols, math.MaxInt64) != nil
+}
+
+// detectPreambles reports whether all of the protocols are PreambleDetectors, and none is
+// alone and to speak first.
 func detectPreambles(protocols []Protocol) bool {
+	if len(protocols) == 1 && hasFirstSpeaker(protocols) {
+		return false
+	}
 	for _, p := range protocols {
 		if _, ok := p.(PreambleDetector); !ok {
 			return false
@@ -162,11 +206,7 @@ func (c *Conn) SetSource(source netip.AddrPort) {
 
 // fronted reports whether addr is a proxy in front of the listener.
 func (ln *ListenerConfig) fronted(addr netip.Addr) bool {
-	if ln.ConnHeader != nil {
-		return ln.ConnHeader.Trusts(addr)
-	}
-	addr = addr.Unmap().WithZone("")
-	return slices.ContainsFunc(ln.Proxies, func(r netip.Prefix) bool { return r.Contains(addr) })
+	return ln.ConnHeader != nil && ln.ConnHeader.Trusts(addr)
 }
 
 // hasPreamble reports whether a connection that has sent prefix can be served without
@@ -178,8 +218,10 @@ func (ln *ListenerConfig) hasPreamble(prefix []byte) bool {
 	switch n := ln.ConnHeader.Len(prefix); {
 	case n < 0:
 		return true
-	case n == 0 || n >= len(prefix): // a protocol is asked about one byte at least
+	case n == 0 || n > len(prefix):
 		return false
+	case n == len(prefix): // a protocol is asked about one byte at least
+		return hasFirstSpeaker(ln.Protocols)
 	default:
 		return hasPreamble(ln.Protocols, prefix[n:])
 	}

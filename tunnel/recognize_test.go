@@ -64,7 +64,7 @@ func TestSOCKS5IsAnsweredWhereItIsNotTaken(t *testing.T) {
 	go func() {
 		c := NewConn(server)
 		c.Listener = ":443"
-		_, err := detect(c, []Protocol{nobodys{}, nobodys{}})
+		_, err := detect(c, nil, []Protocol{nobodys{}, nobodys{}})
 		failed <- err
 	}()
 	if _, err := client.Write([]byte{5, 1, 0}); err != nil {

@@ -81,7 +81,7 @@ const MaxALPN = 32
 // anything that was not verified.
 type Peer struct {
 	ID     string    // "spiffe://corp.example/ns/shop/sa/api", "alice", "dns:a.example"
-	Method string    // "mtls", "basic", "bearer", "jwt", "unix"; "" means no identity
+	Method string    // "mtls", "basic", "bearer", "jwt", "ssh", "unix"; "" means no identity
 	Auth   *AuthInfo // what the ID rests on; nil where there is nothing but the ID
 }
 

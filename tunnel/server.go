@@ -6,8 +6,8 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"math"
 	"net"
-	"net/netip"
 	"os"
 	"sync"
 	"time"
@@ -28,8 +28,6 @@ type Listener struct {
 	ConnHeader ConnHeader // that every connection begins with; nil means none
 	RequireTLS bool       // as of a ListenerConfig
 
-	Proxies []netip.Prefix // as of a ListenerConfig
-
 	// Current, if set, takes the place of what is above, where that may change while the
 	// Listener is served. It is asked for each connection that comes.
 	Current func() *ListenerConfig
@@ -46,12 +44,6 @@ type ListenerConfig struct {
 	Protocols  []Protocol
 	ConnHeader ConnHeader
 	RequireTLS bool // of what clients send that did not come by TLS: see Request.RequireTLS
-
-	// Proxies are the ranges of proxies in front that name the client in each request. They
-	// alone may connect. A Protocol sets what they say as the Source of the request, which is
-	// then charged to that client, and no limit on one client is held against the proxy.
-	// Empty means that the connection's peer is the client.
-	Proxies []netip.Prefix
 
 	// PeerCredentials makes the user whose process connected the caller: see Process.Peer.
 	// It is for listeners whose connections are LocalConns.
@@ -110,7 +102,7 @@ func (s *Server) Serve(ctx context.Context, ln Listener) error {
 		ln.Name = ln.Addr().String()
 	}
 	if ln.Current == nil {
-		fixed := &ListenerConfig{Name: ln.Name, Protocols: ln.Protocols, ConnHeader: ln.ConnHeader, RequireTLS: ln.RequireTLS, Proxies: ln.Proxies}
+		fixed := &ListenerConfig{Name: ln.Name, Protocols: ln.Protocols, ConnHeader: ln.ConnHeader, RequireTLS: ln.RequireTLS}
 		ln.Current = func() *ListenerConfig { return fixed }
 	}
 	if c := ln.Current(); len(c.Protocols) == 0 {
@@ -252,7 +244,7 @@ func (s *Server) serve(k *slot) {
 	}()
 	ctx, err := k.readConnHeader()
 	if err == nil {
-		proto, err = detect(&k.Conn, k.config.Protocols)
+		proto, err = k.detect()
 	}
 	if err == nil {
 		err = proto.ServeConn(ctx, &k.Conn, k)
@@ -268,8 +260,20 @@ func (s *Server) serve(k *slot) {
 // maxSniff is how many bytes the protocols may look at to know their own.
 const maxSniff = 64
 
-// detect asks the protocols whose connection c is, as its first bytes come.
-func detect(c *Conn, protocols []Protocol) (Protocol, error) {
+// detect asks the protocols of the listener whose connection k is.
+func (k *slot) detect() (Protocol, error) {
+	ps := k.config.Protocols
+	if len(ps) > 1 && hasFirstSpeaker(ps) {
+		defer k.settle()
+		k.headerOnly.Store(k.config.ConnHeader != nil && len(k.buf) == 0)
+		return detect(&k.Conn, k, ps)
+	}
+	return detect(&k.Conn, nil, ps)
+}
+
+// detect asks the protocols whose connection c is, as its first bytes come. k is its slot
+// where one of them may speak first, and otherwise nil.
+func detect(c *Conn, k *slot, protocols []Protocol) (Protocol, error) {
 	if len(protocols) == 1 {
 		return protocols[0], nil
 	}
@@ -293,6 +297,12 @@ func detect(c *Conn, protocols []Protocol) (Protocol, error) {
 			}
 		}
 		if err := c.Fill(maxSniff << 8); err != nil {
+			if k != nil && errors.Is(err, os.ErrDeadlineExceeded) && k.settle() {
+				if p := firstSpeaker(protocols, math.MaxInt64); len(c.Buffered()) == 0 {
+					return p, nil
+				}
+				continue // it has sent something at the last moment
+			}
 			_ = c.Abort()
 			return nil, PreambleError(c, err)
 		}

@@ -29,7 +29,55 @@ type slot struct {
 	evicted  atomic.Bool
 	waiting  *pendingConn // while its preamble is not complete, otherwise nil; guarded by the loop's lock
 
-	pending Place[*slot] // in the Server's queue; guarded by server.mu
+	headerOnly atomic.Bool // the client has sent nothing after its ConnHeader when that was read
+
+	// Guarded by server.mu.
+	pending  Place[*slot]  // in the Server's queue
+	extended time.Duration // see ExtendPreamble
+	silence  silence
+	expired  bool // its time is up
+}
+
+// silence says whether a connection's client waits for the server to speak.
+type silence uint8
+
+const (
+	unsettled silence = iota
+	silent            // it has sent nothing for so long: its pending read is made to fail
+	settled           // it is known whose it is, or nobody's
+)
+
+// settle ends the question whether the client waits for the server to speak, and reports
+// whether it does. The deadline that said so is lifted.
+func (k *slot) settle() bool {
+	s := k.server
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	was := k.silence
+	k.silence = settled
+	if was == silent && !k.expired && !k.evicted.Load() {
+		_ = k.SetReadDeadline(time.Time{})
+	}
+	return was == silent
+}
+
+// ExtendPreamble implements PreambleEnder.
+func (k *slot) ExtendPreamble(d time.Duration) {
+	s := k.server
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	k.extended = d
+}
+
+// EndPreamble implements PreambleEnder.
+func (k *slot) EndPreamble() {
+	s := k.server
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.slots.removePending(k)
+	if !k.expired && !k.evicted.Load() {
+		_ = k.SetReadDeadline(time.Time{})
+	}
 }
 
 // slots is the Server's account of its connections. The Server's mu guards it.
@@ -44,7 +92,7 @@ func (t *slots) admit(k *slot, l *Limits, b *Budget, now time.Time) error {
 	switch {
 	case k.config.fronted(k.Conn.source.Addr()):
 		k.exempt = true
-	case k.config.ConnHeader != nil || len(k.config.Proxies) > 0:
+	case k.config.ConnHeader != nil:
 		return Refusef(Denied, "this port is for proxies in front, and %s is none that is listed", k.Conn.source.Addr())
 	default:
 		if err := k.client.checkConnect(l, b, now); err != nil {
@@ -131,13 +179,20 @@ func (t *slots) expirePending(l *Limits, now time.Time) bool {
 	for p := t.pending.Oldest(); p != nil; p = next {
 		next = p.Next()
 		k := p.Value
-		began := k.began.Load()
+		began, whole := k.began.Load(), whole
+		if k.extended > whole && whole > 0 && k.server.Budget.Pressure() == Calm {
+			whole = k.extended
+		}
 		switch {
 		case k.leaving.Load(): // it has its answer, and a limit of its own
 		case began == 0 && first > 0 && now.Sub(k.accepted) >= first,
 			began != 0 && whole > 0 && now.Sub(k.accepted)-time.Duration(began) >= whole:
+			k.expired = true
 			k.wake()
 			t.removePending(k)
+		case k.silence == unsettled && len(k.config.Protocols) > 1 && (began == 0 || k.headerOnly.Load()) && firstSpeaker(k.config.Protocols, now.Sub(k.accepted)) != nil:
+			k.silence = silent
+			k.wake()
 		}
 	}
 	t.makeRoom(l, 0)
@@ -182,10 +237,9 @@ func (r *Router) client(req *Request) lease {
 	switch {
 	case req.Peer.ID != "":
 		l.client = r.Budget.principal(&r.clients, req.Peer.ID)
-	case k != nil && req.Source == k.Conn.source:
+	case k != nil:
 		l.client, l.exempt = k.client.Retain(), k.exempt
 	default:
-		l.stream = l.stream || k != nil // a proxy's connection was not counted for its client
 		l.client = r.Budget.Client(&r.clients, req.Source.Addr())
 	}
 	return l

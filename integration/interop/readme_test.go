@@ -26,7 +26,7 @@ func TestReadmesDoWhatTheySay(t *testing.T) {
 	if len(readmes) < 3 {
 		t.Fatalf("%d examples, want at least 3", len(readmes))
 	}
-	for _, readme := range append(readmes, filepath.Join(root, "README.md"), filepath.Join(root, "docs", "start.md"), filepath.Join(root, "docs", "guides", "gateway.md"), filepath.Join(root, "docs", "guides", "backend-tls.md"), filepath.Join(root, "docs", "guides", "delegation.md"), filepath.Join(root, "docs", "guides", "behind-load-balancer.md"), filepath.Join(root, "docs", "guides", "sites.md"), filepath.Join(root, "docs", "guides", "udp.md"), filepath.Join(root, "docs", "guides", "tls.md"), filepath.Join(root, "docs", "guides", "unix-sockets.md")) {
+	for _, readme := range append(readmes, filepath.Join(root, "README.md"), filepath.Join(root, "docs", "start.md"), filepath.Join(root, "docs", "guides", "gateway.md"), filepath.Join(root, "docs", "guides", "backend-tls.md"), filepath.Join(root, "docs", "guides", "delegation.md"), filepath.Join(root, "docs", "guides", "behind-load-balancer.md"), filepath.Join(root, "docs", "guides", "sites.md"), filepath.Join(root, "docs", "guides", "udp.md"), filepath.Join(root, "docs", "guides", "tls.md"), filepath.Join(root, "docs", "guides", "unix-sockets.md"), filepath.Join(root, "docs", "guides", "ssh.md")) {
 		t.Run(strings.TrimPrefix(readme, root+"/"), func(t *testing.T) {
 			text, err := os.ReadFile(readme)
 			must(t, err)

@@ -167,6 +167,7 @@ func (d *decoder) readFiles(path string, data []byte, before *Identity) {
 	all = append(all, d.readHopFiles(path)...)
 	all = append(all, d.readServiceTLSFiles(path)...)
 	all = append(all, d.readDNSFiles(path)...)
+	all = append(all, d.readSSHFiles(path)...)
 	d.cfg.sum = sum(all...)
 }
 

@@ -22,7 +22,6 @@ func (d *decoder) check(root *yaml.Node) {
 	}
 	d.checkNetworks()
 	d.checkMesh()
-	d.checkPeerEntries()
 	for i := range d.cfg.Services {
 		d.checkService(i)
 	}
@@ -221,8 +220,8 @@ func (d *decoder) checkListeners() {
 			}
 		}
 		d.checkTLS(l, at)
-		d.checkLoadBalancer(l, at)
-		asks := at.value("auth") != nil || slices.ContainsFunc(tlsItems(at), func(m mapping) bool { return m.value("clientCAFile") != nil || m.value("trust") != nil })
+		d.checkSSH(l, at)
+		asks := at.value("auth") != nil || at.value("ssh") != nil || slices.ContainsFunc(tlsItems(at), func(m mapping) bool { return m.value("clientCAFile") != nil || m.value("trust") != nil })
 		if l.EndWithCredential && !asks {
 			d.errorf(at.value("endWithCredential"), "add auth, or clientCAFile or trust to tls", "endWithCredential has no effect: the listener asks for no credentials")
 		}
@@ -246,7 +245,7 @@ func (d *decoder) checkListeners() {
 			}
 			continue
 		}
-		for key, n := range map[string]*yaml.Node{"protocols": at.value("protocols"), "refusal": at.value("refusal"), "auth": at.value("auth"), "websocket": at.value("websocket"), "tls": at.value("tls")} {
+		for key, n := range map[string]*yaml.Node{"protocols": at.value("protocols"), "refusal": at.value("refusal"), "auth": at.value("auth"), "websocket": at.value("websocket"), "ssh": at.value("ssh"), "tls": at.value("tls")} {
 			if n != nil {
 				d.errorf(n, "leave it out", "%s has no effect: a listener with a service reads nothing from its clients", key)
 			}
@@ -307,7 +306,7 @@ func (d *decoder) checkNetwork(l *Listener, at mapping) {
 	for _, key := range []struct {
 		name string
 		node *yaml.Node
-	}{{"auth", at.value("auth")}, {"proxyProtocol", at.value("proxyProtocol")}, {"websocket", at.value("websocket")}} {
+	}{{"auth", at.value("auth")}, {"proxyProtocol", at.value("proxyProtocol")}, {"websocket", at.value("websocket")}, {"ssh", at.value("ssh")}} {
 		if key.name == "auth" && len(l.TLS) > 0 {
 			continue // of connect-h3
 		}

@@ -36,7 +36,6 @@ type Config struct {
 	Log       Log
 	Services  []*registry.Service
 	Policies  []*policy.Policy
-	Peers     []Peer
 
 	ServicePorts *ServicePorts // nil means that no service has a port to itself
 	VIPs         *VIPs         // nil means that no service has an address to itself
@@ -65,7 +64,7 @@ type Config struct {
 }
 
 // Protocols are those that a Listener may have.
-var Protocols = []string{"sni", "connect", "connect-h2", "socks5", "websocket", "proxy", "quic", "postgres"}
+var Protocols = []string{"sni", "connect", "connect-h2", "socks5", "websocket", "proxy", "quic", "postgres", "ssh"}
 
 // A Listener is an address at which the gateway accepts connections or datagrams.
 type Listener struct {
@@ -79,7 +78,7 @@ type Listener struct {
 
 	// Protocols, of Protocols, are spoken in the clear; empty means the first three, with
 	// Auth without sni, with TLS none, and for UDP quic.
-	Protocols []string `yaml:"protocols" what:"a protocol" oneof:"sni connect connect-h2 socks5 websocket proxy quic postgres" unique:"protocol" empty:"leave the key out for sni and connect"`
+	Protocols []string `yaml:"protocols" what:"a protocol" oneof:"sni connect connect-h2 socks5 websocket proxy quic postgres ssh" unique:"protocol" empty:"leave the key out for sni and connect"`
 
 	TLS               []TLS `yaml:"tls,single" what:"tls" empty:"leave the key out where no TLS ends"` // that ends here, by names; empty means that none does
 	EndWithCredential bool  `yaml:"endWithCredential"`                                                 // tunnels end when the credential does that they were opened with
@@ -89,8 +88,7 @@ type Listener struct {
 	Auth       *Auth     `yaml:"auth"`                                        // of a CONNECT, SOCKS or WebSocket client; nil means none is asked for
 	Proxy      *Proxy    `yaml:"proxyProtocol"`                               // what is in front; nil means nothing that speaks the PROXY protocol
 	WebSocket  WebSocket `yaml:"websocket"`                                   // of the protocol
-
-	LoadBalancer *LoadBalancer `yaml:"loadBalancer"` // what is in front and ends HTTPS; nil means nothing
+	SSH        *SSH      `yaml:"ssh"`                                         // of the protocol; nil for a listener without it
 
 	// UnidentifiedCallers says what conditions of policies on identities are to callers
 	// that have none: with "deny" and by default they deny, and with "defer" they are left
@@ -125,7 +123,11 @@ func (p *Proxy) check(d *decoder, at mapping) {
 	if n := at.value("from"); n != nil && n.Kind == yaml.SequenceNode && len(n.Content) == 0 {
 		d.errorf(n, hint, "from is empty, which would refuse every client")
 	}
-	checkEverybody(d, at, p.From)
+	for i, r := range p.From {
+		if r.IsValid() && r.Bits() == 0 { // who is trusted may claim to be anybody
+			d.errorf(at.item("from", i), hint, "range %s covers everybody", r)
+		}
+	}
 }
 
 // Limits bound what clients can use. A count is at least 1, or -1 for no limit, and
@@ -268,9 +270,6 @@ func reload(path string, data []byte, current *Config) (*Config, error) {
 	}
 	if k := d.cfg.Kubernetes; k != nil && k.State != "" {
 		k.State = d.beside(k.State)
-	}
-	for i := range d.cfg.Peers {
-		d.cfg.Peers[i].State = d.besideIf(d.cfg.Peers[i].State)
 	}
 	if err := d.errs.sorted(); err != nil {
 		return nil, err

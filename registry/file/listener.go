@@ -33,10 +33,10 @@ func (l *Listener) forTable() *registry.Listener {
 	if len(l.Protocols) == 0 && len(l.TLS) == 0 && !l.UDP() {
 		s.Protocols, s.ImpliedSNI = Protocols[:3], true
 	}
+	s.SSH = l.SSH.forTable()
 	if l.Proxy != nil {
 		s.ProxyProtocol = l.Proxy.From
 	}
-	s.LoadBalancer = l.LoadBalancer.forTable()
 	if l.Auth != nil {
 		s.Auth = &registry.Auth{Users: l.Auth.Users, Tokens: l.Auth.Tokens, Issuers: l.Auth.Issuers}
 	}

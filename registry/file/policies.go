@@ -399,7 +399,7 @@ func (d *decoder) clientDomains() (all []string) {
 func (d *decoder) blindListeners() (all []*yaml.Node) {
 	for i := range d.cfg.Listeners {
 		l := &d.cfg.Listeners[i]
-		if l.UnidentifiedCallers == "" && l.Auth == nil && !l.PeerCredentials && len(l.TLS) == 0 {
+		if l.UnidentifiedCallers == "" && l.Auth == nil && !l.PeerCredentials && l.SSH == nil && len(l.TLS) == 0 {
 			if n := d.listener(i).value("address"); n != nil {
 				all = append(all, n)
 			}

@@ -159,6 +159,9 @@ func (o *Listener) makeSettings(next, before *config) (err error) {
 		return nil
 	case before != nil && before.Protocol == next.Protocol && reflect.DeepEqual(fixed(before.Settings), fixed(s)):
 		next.serving, next.tls, next.datagrams = before.serving, before.tls, before.datagrams
+		if !reflect.DeepEqual(before.Settings.SSH, s.SSH) {
+			o.changeSSH(next, before.Settings.SSH, s)
+		}
 		if len(s.TLS) > 0 && !reflect.DeepEqual(before.Settings.TLS, s.TLS) {
 			if next.datagrams != nil {
 				err = next.datagrams.HTTP3.useItems(o.builder.Identity, s.TLS)
@@ -180,9 +183,6 @@ func (o *Listener) makeSettings(next, before *config) (err error) {
 			return err
 		}
 		next.serving = &tunnel.ListenerConfig{Name: next.Name, Protocols: ps, ConnHeader: connHeader(s), RequireTLS: s.RequireTLS, PeerCredentials: s.PeerCredentials}
-		if s.LoadBalancer != nil {
-			next.serving.Proxies = s.LoadBalancer.From
-		}
 		next.tls = term
 	}
 	o.verifier.gone = nil
@@ -207,6 +207,9 @@ func fixed(s *registry.ListenerSettings) registry.ListenerSettings {
 		if t := &s.TLS[i]; !plain(t) && (i == 0 || !slices.Contains(t.Protocols, "connect-h3")) {
 			out.TLS = append(out.TLS, registry.ListenerTLS{Protocols: t.Protocols})
 		}
+	}
+	if s.SSH != nil {
+		out.SSH = &registry.SSHSettings{}
 	}
 	if len(s.TLS) > 0 && out.TLS == nil {
 		out.TLS = []registry.ListenerTLS{} // there is TLS, of services alone

@@ -1,0 +1,447 @@
+package ssh
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/crypto/ssh"
+
+	"culvert.dev/connect"
+	"culvert.dev/connect/internal/mux"
+	"culvert.dev/identity/sshkeys"
+	"culvert.dev/tunnel"
+)
+
+// A session is one connection whose client is let in.
+type session struct {
+	p    *Protocol
+	h    tunnel.Handler
+	c    *tunnel.Conn
+	conn *conn
+	ssh  *ssh.ServerConn
+
+	over    chan struct{} // closed once the connection carries nothing any more
+	running sync.WaitGroup
+
+	mu       sync.Mutex // guards what follows
+	grant    *sshkeys.Grant
+	under    *sshkeys.Authority // that has given it
+	streams  map[*stream]struct{}
+	channels int // open, or closed by this side alone
+	meter    mux.Meter
+	drained  bool
+	why      error // why this side has ended the connection; nil where it has not
+}
+
+// serve serves what the client asks for until the connection has ended.
+func (s *session) serve(ctx context.Context, channels <-chan ssh.NewChannel, requests <-chan *ssh.Request) {
+	timer := time.AfterFunc(s.p.keepalive(), func() {
+		defer s.recovered()
+		s.checkAlive()
+	})
+	s.mu.Lock()
+	s.conn.timer = timer
+	s.mu.Unlock()
+	defer timer.Stop()
+	for channels != nil || requests != nil {
+		select {
+		case nc, ok := <-channels:
+			if !ok {
+				channels = nil
+				continue
+			}
+			s.open(ctx, nc)
+		case r, ok := <-requests:
+			if !ok {
+				requests = nil
+				continue
+			}
+			s.request(r)
+		}
+	}
+}
+
+// end ends the connection, for a reason of this side's.
+func (s *session) end(why error) {
+	s.mu.Lock()
+	if s.why == nil {
+		s.why = why
+	}
+	s.mu.Unlock()
+	_ = s.conn.Close()
+}
+
+// caught ends the connection whose goroutine panicked.
+func (s *session) caught(v any) {
+	s.end(&tunnel.Error{Reason: tunnel.Internal, Err: tunnel.Caught(v)})
+}
+
+func (s *session) recovered() {
+	if v := recover(); v != nil {
+		s.caught(v)
+	}
+}
+
+// endsWithin reports whether the connection ends before d is over.
+func (s *session) endsWithin(d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-s.over:
+		return true
+	case <-t.C:
+		return false
+	}
+}
+
+// spend charges the client for something that carries nothing, and ends the connection of
+// one that does little else.
+func (s *session) spend(cost float64) bool {
+	s.mu.Lock()
+	ok := s.meter.Spend(cost)
+	s.mu.Unlock()
+	if !ok {
+		s.end(tunnel.Refusef(tunnel.Flood, "ssh: far more requests that are refused than streams"))
+	}
+	return ok
+}
+
+// request answers a global request.
+func (s *session) request(r *ssh.Request) {
+	if !s.spend(mux.CostFrame) {
+		return
+	}
+	// What is not known is refused, which is an answer to keepalive@openssh.com, too.
+	_ = r.Reply(false, nil)
+}
+
+// open answers the open of a channel.
+func (s *session) open(ctx context.Context, nc ssh.NewChannel) {
+	if !s.spend(mux.CostRequest) {
+		return
+	}
+	s.mu.Lock()
+	full, drained := s.channels >= s.p.streams(), s.drained
+	if !full && !drained {
+		s.channels++
+	}
+	s.mu.Unlock()
+	kind := nc.ChannelType()
+	switch {
+	case drained:
+		_ = nc.Reject(ssh.ResourceShortage, "the gateway is stopping, try again")
+	case full:
+		_ = nc.Reject(ssh.ResourceShortage, fmt.Sprintf("this connection has %d channels, the limit", s.p.streams()))
+	case kind == "direct-tcpip":
+		s.running.Go(func() {
+			defer s.recovered()
+			s.direct(ctx, nc)
+		})
+	case kind == "session":
+		s.running.Go(func() {
+			defer s.recovered()
+			s.console(nc)
+		})
+	default:
+		s.closed()
+		_ = nc.Reject(ssh.UnknownChannelType, "this gateway carries TCP streams and nothing else")
+	}
+}
+
+// closed notes that a channel is no more.
+func (s *session) closed() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.channels--
+	s.finishDrain()
+}
+
+// direct makes a request of a channel of the type direct-tcpip, RFC 4254 section 7.2.
+func (s *session) direct(ctx context.Context, nc ssh.NewChannel) {
+	req := s.c.NewRequest(Name)
+	req.Start = time.Now()
+	req.Peer = s.peer()
+	err := s.target(req, nc.ExtraData())
+	var grant *sshkeys.Grant
+	if err == nil {
+		grant, err = s.current()
+	}
+	if err == nil && !grant.Limits.MayOpen(req.Host(), req.Port) {
+		err = tunnel.Refusef(tunnel.Denied, "ssh: the key %q is not for %s: see its permitopen", grant.Peer.ID, req.Target())
+	}
+	if err != nil {
+		s.refuse(nc, req, err)
+		if r, ok := s.h.(tunnel.Refuser); ok {
+			r.Refused(req, err)
+		}
+		return
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	answered := false
+	var st *stream
+	req.Accept = func() (tunnel.Stream, error) {
+		ch, requests, err := nc.Accept()
+		answered = true
+		if err != nil {
+			s.closed()
+			return nil, tunnel.Refusef(tunnel.Gone, "the client left before it was answered: %w", err)
+		}
+		st = newStream(s, ch)
+		st.backlog.since = s.conn.arrived.Load()
+		s.mu.Lock()
+		s.meter.GiveBack(mux.CostRequest)
+		s.streams[st] = struct{}{}
+		s.mu.Unlock()
+		s.running.Go(func() {
+			defer s.recovered()
+			s.watch(st, requests)
+		})
+		return st, nil
+	}
+	req.Refuse = func(err error) {
+		answered = true
+		s.refuse(nc, req, err)
+	}
+	defer func() {
+		if v := recover(); v != nil {
+			if st != nil {
+				_ = st.Abort()
+			}
+			if r, ok := s.h.(tunnel.Refuser); ok {
+				if !answered {
+					s.refuse(nc, req, &tunnel.Error{Reason: tunnel.Internal, Err: errors.New("a fault")})
+				}
+				r.Panicked(req, v)
+				return
+			}
+			s.caught(v)
+		}
+	}()
+	s.h.ServeTunnel(ctx, req)
+}
+
+// watch reads the requests of a channel, of which there should be none, until it is closed.
+func (s *session) watch(st *stream, requests <-chan *ssh.Request) {
+	for r := range requests {
+		if !s.spend(mux.CostFrame) {
+			break
+		}
+		_ = r.Reply(false, nil)
+	}
+	for range requests { // the library closes it with the connection
+	}
+	st.peerClosed()
+	s.mu.Lock()
+	delete(s.streams, st)
+	s.mu.Unlock()
+	s.closed()
+}
+
+// peer returns who the client is.
+func (s *session) peer() tunnel.Peer {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.grant.Peer.WithActor(s.c.Peer)
+}
+
+// current returns what the client's key gives it by now: the files may have changed, and
+// keys and certificates expire.
+func (s *session) current() (*sshkeys.Grant, error) {
+	a := s.p.config.Load().Authority
+	s.mu.Lock()
+	grant, under := s.grant, s.under
+	s.mu.Unlock()
+	if expires := grant.Peer.Auth.Expires; a == under && (expires.IsZero() || time.Now().Before(expires)) {
+		return grant, nil
+	}
+	now, err := a.Recheck(grant, time.Now())
+	if err == nil && now.Peer.ID != grant.Peer.ID {
+		err = fmt.Errorf("the key is that of %q now, and was that of %q", now.Peer.ID, grant.Peer.ID)
+	}
+	if err != nil {
+		return nil, tunnel.Refusef(tunnel.NoAuth, "ssh: the client's key is no longer accepted: %w", err)
+	}
+	s.mu.Lock()
+	s.grant, s.under = now, a
+	s.mu.Unlock()
+	return now, nil
+}
+
+// refuse tells the client of one channel no.
+func (s *session) refuse(nc ssh.NewChannel, req *tunnel.Request, err error) {
+	r := connect.Answer(req, err)
+	why := ssh.Prohibited
+	switch r.Reason {
+	case tunnel.NoEndpoint, tunnel.LookupError, tunnel.LookupTime, tunnel.DialFailed, tunnel.DialTimeout, tunnel.Internal, tunnel.Gone:
+		why = ssh.ConnectionFailed
+	case tunnel.Overload, tunnel.Drain:
+		why = ssh.ResourceShortage
+	}
+	text := r.Text
+	if r.Reason == tunnel.NoAuth {
+		text = "your key is no longer accepted"
+	}
+	s.closed()
+	_ = nc.Reject(why, string(r.Reason)+": "+text)
+}
+
+// A directTCPIP is what the open of a channel of the type direct-tcpip says.
+type directTCPIP struct {
+	Host       string
+	Port       uint32
+	Originator string // what the client says of the connection that it forwards; not to be believed
+	OriginPort uint32
+}
+
+// target fills in where req goes.
+func (s *session) target(req *tunnel.Request, data []byte) error {
+	var to directTCPIP
+	if err := ssh.Unmarshal(data, &to); err != nil {
+		return tunnel.Refusef(tunnel.BadRequest, "ssh: the open of a channel is malformed")
+	}
+	a, err := connect.ParseAuthority(net.JoinHostPort(to.Host, strconv.FormatUint(uint64(to.Port), 10)))
+	if err != nil {
+		return &tunnel.Error{Reason: tunnel.BadRequest, Err: err}
+	}
+	req.Name, req.Addr, req.Port = a.Name, a.Addr, a.Port
+	return nil
+}
+
+// drain has the client open no more channels, and ends the connection with its last one.
+func (s *session) drain() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.drained = true
+	s.finishDrain()
+}
+
+// finishDrain ends the connection of a session that has drained. The caller holds mu.
+func (s *session) finishDrain() {
+	if s.drained && s.channels == 0 && s.why == nil {
+		s.why = errDrained
+		go func() {
+			defer s.recovered()
+			_ = s.conn.Close()
+		}()
+	}
+}
+
+var (
+	errDrained = errors.New("ssh: the gateway is stopping")
+	errDead    = errors.New("ssh: the client is gone without a word")
+)
+
+// checkAlive asks a client for a sign of life that has sent nothing for a while, and gives
+// up one that sends none.
+func (s *session) checkAlive() {
+	every := s.p.keepalive()
+	quiet := time.Duration(time.Now().UnixNano() - s.conn.last.Load())
+	switch {
+	case quiet >= every+every/2:
+		s.end(errDead)
+		return
+	case quiet >= every && !s.conn.asked.Swap(true):
+		s.running.Go(func() { // a client that reads nothing keeps it waiting
+			defer s.recovered()
+			_, _, _ = s.ssh.SendRequest("keepalive@openssh.com", true, nil)
+			s.conn.asked.Store(false)
+		})
+	}
+	select {
+	case <-s.over:
+	default:
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.conn.timer.Reset(every / 4)
+	}
+}
+
+// A conn is the connection below SSH. It counts what comes.
+type conn struct {
+	net.Conn
+	c      *tunnel.Conn
+	s      *session
+	remote net.Addr
+	timer  *time.Timer // guarded by the session's mu
+
+	first   bool  // no byte was asked for yet; of the goroutine that reads
+	counted int64 // what had arrived when the account was last brought up to date; likewise
+	account tunnel.BufferAccount
+	arrived atomic.Int64 // bytes
+	left    atomic.Int64 // bytes that were sent
+	last    atomic.Int64 // when some last came, UnixNano
+	letIn   atomic.Bool  // the client has shown its key
+	failed  atomic.Bool  // a read has failed: nothing comes any more
+	asked   atomic.Bool  // for a sign of life
+}
+
+// countEvery is after how many bytes the account is brought up to date.
+const countEvery = 256 << 10
+
+// Read implements net.Conn.
+func (c *conn) Read(p []byte) (n int, err error) {
+	defer func() {
+		if err != nil {
+			c.failed.Store(true)
+		}
+	}()
+	if c.first {
+		c.first = false
+		if len(c.c.Buffered()) == 0 {
+			if err := c.c.Fill(maxVersion); err != nil {
+				return 0, err
+			}
+		}
+	}
+	if n, err = c.c.Read(p); n > 0 {
+		c.last.Store(time.Now().UnixNano())
+		arrived := c.arrived.Add(int64(n))
+		if !c.letIn.Load() {
+			if arrived > maxBeforeLogin {
+				return 0, tunnel.Refusef(tunnel.TooLarge, "ssh: the client has sent %d bytes and is not let in, limit %d", arrived, maxBeforeLogin)
+			}
+		} else if arrived-c.counted >= countEvery {
+			c.counted = arrived
+			if err := c.s.account(arrived); err != nil {
+				c.s.end(err)
+				return 0, err
+			}
+		}
+	}
+	return n, err
+}
+
+// account counts what the library keeps of channels that are not read, and returns an error
+// where that is more than the client may have.
+func (s *session) account(arrived int64) error {
+	s.mu.Lock()
+	total, oldest := 0, arrived
+	for st := range s.streams {
+		st.mu.Lock()
+		if n := st.unread(); n > 0 {
+			total += n
+			oldest = min(oldest, st.backlog.since)
+		}
+		st.mu.Unlock()
+	}
+	s.mu.Unlock()
+	s.conn.account.Set(int(min(int64(total), arrived-oldest)))
+	return s.conn.account.CheckLimit()
+}
+
+// RemoteAddr returns the address of the client, which a proxy in front may have named.
+func (c *conn) RemoteAddr() net.Addr { return c.remote }
+
+// Write implements net.Conn.
+func (c *conn) Write(p []byte) (int, error) {
+	n, err := c.Conn.Write(p)
+	c.left.Add(int64(n))
+	return n, err
+}
