@@ -14,8 +14,8 @@ import (
 // outside are the packages that read what strangers send, or that serve who
 // reads it.
 var outside = []string{
-	"internal/admin", "connect", "connect/connectudp", "connect/internal/mux", "connect/h2", "connect/h3", "connect/hbone", "connect/proxyproto", "connect/socks5", "connect/ws", "dns", "identity/jwt", "identity/spiffe", "internal/gateway", "internal/gateway/inbound", "internal/gateway/upstream", "internal/names", "identity/bundle",
-	"registry", "registry/checks", "sni", "internal/termination", "tunnel", "tunnel/internal/poll", "tunnel/internal/relay", "internal/udp",
+	"internal/admin", "connect", "connect/connectudp", "connect/internal/mux", "connect/h2", "connect/h3", "connect/hbone", "connect/proxyproto", "connect/socks5", "connect/ws", "dns", "identity/jwt", "identity/spiffe", "internal/gateway", "internal/gateway/inbound", "internal/gateway/upstream", "internal/names", "identity/bundle", "nat", "nat/upnp",
+	"registry", "registry/checks", "registry/peer", "reverse", "sni", "internal/termination", "tunnel", "tunnel/internal/poll", "tunnel/internal/relay", "internal/udp",
 }
 
 // uncaught are the goroutines of these packages that do not recover by
@@ -41,9 +41,15 @@ var uncaught = map[string]string{
 	"internal/gateway/http3.go http3Sockets.shutdown":                     "stops servers",
 	"internal/gateway/gateway.go Gateway.Run":                             "runs a server, which recovers for each connection",
 	"internal/gateway/gateway.go Gateway.drain":                           "stops servers",
+	"nat/announce.go announcements.start":                                 "hear recovers",
+	"nat/upnp/upnp.go find":                                               "sends searches, and reads nothing",
 	"registry/checks/checker.go Checker.start":                            "ask recovers, and the rest hands on its result",
 	"internal/gateway/upstream/fallback.go fallbackAttempt.check":         "it compares results of handshakes, whose goroutines recover",
 	"internal/gateway/upstream/fallback_probe.go FallbackDialer.schedule": "it compares times, and the probe that it starts recovers",
+	"registry/peer/peers.go Peers.Run":                                    "hands on updates, and what makes them recovers",
+	"registry/peer/peers.go peer.Run":                                     "dialAll recovers",
+	"registry/peer/session.go session.run":                                "closes a stream; what reads and writes it recovers",
+	"registry/peer/session.go session.send":                               "closes a stream",
 	"registry/run.go Registry.Run":                                        "runs sources of configuration, whose panic runSafely catches",
 	"registry/run.go runningGroup.run":                                    "the same",
 	"registry/run.go runSource":                                           "runSafely recovers",

@@ -28,6 +28,9 @@ type Protocol struct {
 	// a target is said only after it has, so a 407 reveals nothing about names.
 	Auth Authenticator
 
+	// Intermediary is the load balancer in front, if there is one.
+	Intermediary Intermediary
+
 	// Via is this gateway's pseudonym: a request that names it in Via or
 	// CDN-Loop has been here before. Unique among the gateways of a chain;
 	// "" means loops are ended by their length only.
@@ -121,7 +124,7 @@ func (p *Protocol) ServeConn(ctx context.Context, c *tunnel.Conn, h tunnel.Handl
 	ctx, err = p.Admit(ctx, req, head.Target, head.Fields)
 	if err != nil {
 		p.refuse(c, nil, err)
-		return err
+		return p.Intermediary.ReportRefused(h, req, err)
 	}
 	req.Accept = func() (tunnel.Stream, error) {
 		_ = c.SetWriteDeadline(time.Now().Add(acceptTimeout))

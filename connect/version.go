@@ -16,9 +16,9 @@ import (
 //
 // The strings of target and fields may go on being used.
 func (p *Protocol) Admit(ctx context.Context, req *tunnel.Request, target string, fields Fields) (context.Context, error) {
-	sent, n := fields.Get("Proxy-Authorization")
-	if n > 1 {
-		return ctx, badRequest("%d Proxy-Authorization fields", n)
+	sent, n, err := p.Intermediary.Read(req, "Proxy-Authorization", fields)
+	if err != nil {
+		return ctx, tunnel.Refusef(tunnel.ReasonOf(err), "connect: %w", err)
 	}
 	to, wrong := ParseAuthority(target)
 	if p.Auth != nil {

@@ -3,6 +3,7 @@ package delegation
 import (
 	"crypto/x509"
 	"net/http"
+	"net/url"
 	"slices"
 	"strings"
 )
@@ -54,6 +55,11 @@ type Caller struct {
 	By    string              // what the gateway is called: the first By of its element in XFCC
 	Chain []*x509.Certificate // the client's, verified, its own first; nil for none
 
+	// ID is the client's SPIFFE id, if a CA of its trust domain has signed it; "" for none.
+	// A CA can write any id into a certificate. One with another SPIFFE id is told of without
+	// its URIs, and not in Client-Cert.
+	ID string
+
 	// Before are clients of gateways on the way, the farthest first: what others have said, and this gateway
 	// believes them. The last one is said by this gateway's client.
 	Before []XFCC
@@ -67,18 +73,23 @@ func (f Forwarding) Set(h http.Header, c *Caller) error {
 	if len(c.Chain) == 0 {
 		return nil
 	}
+	own := NewXFCC(c.By, c.Chain[0])
+	foreign := slices.ContainsFunc(c.Chain[0].URIs, func(u *url.URL) bool { return strings.EqualFold(u.Scheme, "spiffe") && u.String() != c.ID })
+	if foreign {
+		own.URI = nil
+	}
 	var xfcc, cert, chain string
 	var err error
 	switch f.XFCC {
 	case XFCCSanitizeSet:
-		xfcc, err = FormatXFCC(NewXFCC(c.By, c.Chain[0]))
+		xfcc, err = FormatXFCC(own)
 	case XFCCAppendForward:
-		xfcc, err = FormatXFCC(append(slices.Clone(c.Before), NewXFCC(c.By, c.Chain[0]))...)
+		xfcc, err = FormatXFCC(append(slices.Clone(c.Before), own)...)
 	case XFCCNone, "":
 	default:
 		err = refusef(Malformed, "there is no mode %q of the field %s", clip(string(f.XFCC)), XFCCField)
 	}
-	if err == nil && f.ClientCert {
+	if err == nil && f.ClientCert && !foreign {
 		cert, chain, err = FormatClientCert(c.Chain)
 	}
 	if err != nil {

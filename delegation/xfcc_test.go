@@ -2,6 +2,7 @@ package delegation
 
 import (
 	"bytes"
+	"cmp"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -327,6 +328,12 @@ func TestForwardingRemovesFirst(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	anonymous := NewXFCC(gatewayID, leaf)
+	anonymous.URI = nil
+	nameless, err := FormatXFCC(anonymous)
+	if err != nil {
+		t.Fatal(err)
+	}
 	before := XFCC{By: []string{otherID}, URI: []string{callerID}}
 	cert, rest, err := FormatClientCert(chain)
 	if err != nil {
@@ -339,6 +346,7 @@ func TestForwardingRemovesFirst(t *testing.T) {
 		chain []*x509.Certificate
 		want  http.Header
 		fails bool
+		id    string // "" for that of the certificate
 	}{
 		{name: "none", chain: chain, want: http.Header{}},
 		{name: "none by name", f: Forwarding{XFCC: XFCCNone}, chain: chain, want: http.Header{}},
@@ -346,6 +354,8 @@ func TestForwardingRemovesFirst(t *testing.T) {
 		{name: "appendForward", f: Forwarding{XFCC: XFCCAppendForward}, chain: chain, want: http.Header{XFCCField: {"By=" + otherID + ";URI=" + callerID + "," + own}}},
 		{name: "RFC 9440", f: Forwarding{ClientCert: true}, chain: chain, want: http.Header{ClientCertField: {cert}, ClientCertChainField: {rest}}},
 		{name: "all", f: Forwarding{XFCCSanitizeSet, true}, chain: chain[:1], want: http.Header{XFCCField: {own}, ClientCertField: {cert}}},
+		{name: "an id that is not of its trust domain", f: Forwarding{XFCCSanitizeSet, true}, chain: chain, id: "uri:" + otherID, want: http.Header{XFCCField: {nameless}}},
+		{name: "an id of another", f: Forwarding{XFCCAppendForward, false}, chain: chain, id: callerID, want: http.Header{XFCCField: {"By=" + otherID + ";URI=" + callerID + "," + nameless}}},
 		{name: "a client without a certificate", f: Forwarding{XFCCAppendForward, true}, want: http.Header{}},
 		{name: "a mode that is none", f: Forwarding{XFCC: "always"}, chain: chain, want: http.Header{}, fails: true},
 	} {
@@ -354,7 +364,7 @@ func TestForwardingRemovesFirst(t *testing.T) {
 			h[name] = []string{lie, lie}
 		}
 		row.want["Accept"], row.want["X-Client-Cert"] = []string{"text/plain"}, []string{"other"}
-		err := row.f.Set(h, &Caller{By: gatewayID, Chain: row.chain, Before: []XFCC{before}})
+		err := row.f.Set(h, &Caller{By: gatewayID, Chain: row.chain, ID: cmp.Or(row.id, otherID), Before: []XFCC{before}})
 		if (err != nil) != row.fails || !reflect.DeepEqual(h, row.want) {
 			t.Errorf("%s:\n got %q, %v\nwant %q", row.name, h, err, row.want)
 		}

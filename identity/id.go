@@ -134,9 +134,13 @@ func other(id string) (name, error) {
 	return name{id: id}, nil
 }
 
-// listed reports whether ids has id, or its trust domain as "spiffe://DOMAIN".
+// listed reports whether ids has id, its trust domain as "spiffe://DOMAIN", or ids that it is
+// one of: "spiffe://DOMAIN/gw/*".
 func listed(ids []string, id string) bool {
 	return slices.ContainsFunc(ids, func(want string) bool {
+		if below, ok := strings.CutSuffix(want, "/*"); ok {
+			return strings.HasPrefix(id, below) && len(id) > len(below)+1 && id[len(below)] == '/'
+		}
 		return id == want || strings.Count(want, "/") == 2 && strings.HasPrefix(id, want) && strings.HasPrefix(id[len(want):], "/")
 	})
 }

@@ -29,8 +29,8 @@ type Expectation struct {
 	// TrustDomains are those that the peer may be of; empty means any that has a bundle.
 	TrustDomains []string
 
-	// IDs are what the peer may be: ids as tunnel.Peer has them, or "spiffe://DOMAIN" for
-	// any of a trust domain. Empty means anybody.
+	// IDs are what the peer may be: ids as tunnel.Peer has them, "spiffe://DOMAIN" for any of
+	// a trust domain, or "spiffe://DOMAIN/gw/*" for any below. Empty means anybody.
 	IDs []string
 
 	// DNSName, a host name or an address, and SANs say what the peer's certificate must

@@ -2,6 +2,8 @@ package registry
 
 import (
 	"cmp"
+	"iter"
+	"net/netip"
 	"slices"
 	"strings"
 
@@ -125,5 +127,32 @@ func (b *builder) indexCatalog() {
 	}
 	for name, c := range b.wild {
 		add(name, c, true)
+	}
+}
+
+// Offered iterates over the services that the gateway of another site is to know of: those
+// that are exposed to its address, and that a policy with the verb catalog lets it see by
+// who it is. Its address does not count for policies, as whoever is behind one NAT has one.
+// Without such a policy there is none. What the services point to must not be changed.
+func (t *Table) Offered(gateway tunnel.Peer, from netip.Addr) iter.Seq[*Service] {
+	return func(yield func(*Service) bool) {
+		if t == nil {
+			return
+		}
+		network := int32(-1)
+		if from.IsValid() {
+			network = t.prefixes.find(from)
+		}
+		req := tunnel.Request{Peer: gateway}
+		for i := range t.services {
+			e := &t.services[i]
+			if !t.exposedTo(e, network) {
+				continue
+			}
+			req.Name, _ = e.primaryName()
+			if e.policies.service.Decide(&req, 0, policy.Catalog).Allowed && !yield(e.Service) {
+				return
+			}
+		}
 	}
 }

@@ -167,7 +167,9 @@ func (b *builder) addTransports(gateways []Gateway, how *Hop) {
 		if how != nil {
 			hops := make([]Hop, len(g.Transports))
 			for j, h := range g.Transports {
-				hops[j] = h.with(how)
+				if hops[j] = h; h.KeyName == "" { // else the source knows more than the protocol
+					hops[j] = h.with(how)
+				}
 			}
 			g.Transports = hops
 		}
@@ -187,7 +189,7 @@ func (h Hop) with(how *Hop) Hop {
 		one.Proto, one.TLS = h.Proto, true
 		if h.Proto == "hbone" { // which knows its clients by their certificates
 			one.Token, one.TokenFile, one.JWTSVID = "", "", nil
-			one.User, one.Password = "", ""
+			one.User, one.Password, one.CredentialsField = "", "", ""
 		}
 		return one
 	case "socks5":

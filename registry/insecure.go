@@ -22,7 +22,7 @@ func payloadOf(req *tunnel.Request, s *Service) payload {
 	switch {
 	case s.TLS != nil || speaksTLS(req):
 		return encrypted
-	case req.Proto == "tls" || req.Proto == "hbone" || req.Proto == "udp" || req.Proto == "connect-udp":
+	case req.Proto == "tls" || req.Proto == "hbone" || req.Proto == "udp" || req.Proto == "connect-udp", req.Proto == "proxy" && req.TLS != nil:
 		return plaintext
 	}
 	return unknown

@@ -67,6 +67,7 @@ type ListenerSettings struct {
 	RequireTLS    bool             // what clients send that did not come by TLS must begin as TLS
 	Auth          *Auth            // of clients that have credentials; nil asks for none
 	ProxyProtocol []netip.Prefix   // proxies that begin each connection with a PROXY header, alone may connect; empty for none
+	LoadBalancer  *LoadBalancer    // in front, which ends TLS and names the client of each request; nil for none
 	WebSocket     WebSocketOptions // of the protocol "websocket"
 	SSH           *SSHSettings     // of the protocol "ssh"; nil where it is not spoken
 	DeferIdentity bool             // callers without an identity are left to the service: see tunnel.Request
@@ -74,6 +75,14 @@ type ListenerSettings struct {
 	// PeerCredentials makes the user of a process that connects to a UnixSocket the caller:
 	// see tunnel.Process.
 	PeerCredentials bool
+}
+
+// A LoadBalancer is one in front of a listener that ends TLS and sends requests on.
+type LoadBalancer struct {
+	From             []netip.Prefix // its addresses, which alone may connect; empty for a UnixSocket
+	ClientField      string         // in which it names the client
+	Hops             int            // how many proxies add to ClientField; 0 means 1
+	CredentialsField string         // that has the client's credentials; "" means the usual ones
 }
 
 // ListenerTLS says how a listener ends TLS or QUIC for some names, and what is inside.
@@ -84,7 +93,7 @@ type ListenerTLS struct {
 
 	// Protocols are spoken inside: "connect", "connect-h2", "hbone", "socks5" and
 	// "websocket", or "connect-h3" for Datagrams; "connect-udp" beside connect-h2 or
-	// connect-h3; or PlainTCP alone.
+	// connect-h3; or PlainTCP or "proxy" alone.
 	Protocols []string
 
 	ALPN []string // protocols that clients are offered with PlainTCP; empty means that ALPN is not spoken

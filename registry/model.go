@@ -331,6 +331,10 @@ type Hop struct {
 	TokenFile string   `json:",omitempty"`
 	JWTSVID   *JWTSVID `json:",omitempty"`
 
+	// CredentialsField is the field in which the token, or User and Password, are sent; ""
+	// means that of the protocol.
+	CredentialsField string `json:",omitempty"`
+
 	// Peers are the SPIFFE ids that the gateway may have, or "spiffe://domain" for
 	// any of a trust domain; empty means that its certificate must have its name.
 	// InnerPeers has the identities that may be behind it, in double HBONE; if it is

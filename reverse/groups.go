@@ -50,9 +50,11 @@ type Registration struct {
 
 // A Session reaches one connector. Its methods may be called at any time, by anyone.
 type Session interface {
-	// Open opens a stream for req to what the connector serves by reg. ctx covers the
-	// opening and nothing after. The net.Conn belongs to the caller. After an error another
-	// session is tried, unless it is an *tunnel.Error that is Final.
+	// Open opens a stream for req to what the connector serves. reg is a copy of what it
+	// has joined with, whose Name is never a wildcard and whose Port is the one that is
+	// asked for, 0 if that is not known. ctx covers the opening and nothing after. The
+	// net.Conn belongs to the caller. After an error another session is tried, unless it is
+	// an *tunnel.Error that is Final.
 	Open(ctx context.Context, req *tunnel.Request, reg *Registration) (net.Conn, error)
 
 	// Streams returns how many streams are open. New ones go to the session that has the
@@ -147,7 +149,7 @@ func (g *Groups) Join(req *tunnel.Request, s Session, reg Registration) (*Member
 	if err := g.add(m, listed); err != nil {
 		return nil, err
 	}
-	g.log().Info("name registered", "name", reg.Name.String(), "port", reg.Port, "group", reg.Group, "owner", owner, "source", req.Source.String())
+	g.log().Debug("name registered", "name", reg.Name.String(), "port", reg.Port, "group", reg.Group, "owner", owner, "source", req.Source.String())
 	return m, nil
 }
 
@@ -342,7 +344,7 @@ func (m *Membership) Leave() {
 		}
 	}
 	g.mu.Unlock()
-	g.log().Info("name left", "name", m.Name.String(), "port", m.Port, "group", m.Group, "owner", m.Owner, "lasted", time.Since(m.Since))
+	g.log().Debug("name left", "name", m.Name.String(), "port", m.Port, "group", m.Group, "owner", m.Owner, "lasted", time.Since(m.Since))
 }
 
 // Service returns the service that has a name which no service of the table has, nil for
@@ -447,7 +449,16 @@ func (t groupTransport) Dial(ctx context.Context, ep *tunnel.Endpoint, req *tunn
 	}
 	var errs []error
 	for _, m := range byLoad(members, int(t.groups.turn.Add(1)&0xffff)) {
-		c, err := m.session.Open(ctx, req, &m.Registration)
+		asked := m.Registration
+		asked.Port = ep.Addr.Port()
+		if asked.Name.Wildcard {
+			if !asked.Name.Matches(req.Name) {
+				errs = append(errs, tunnel.Refusef(tunnel.NoEndpoint, "reverse: %q names none of %q, which the connector serves", req.Target(), asked.Name))
+				continue
+			}
+			asked.Name = tunnel.Pattern{Suffix: req.Name}
+		}
+		c, err := m.session.Open(ctx, req, &asked)
 		if err == nil {
 			return c, nil
 		}

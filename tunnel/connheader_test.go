@@ -226,3 +226,83 @@ func TestServerChargesClientOfConnHeader(t *testing.T) {
 		g.stop(t)
 	})
 }
+
+// onBehalf is a Protocol whose line names the client of the request, as proxies in front do in a
+// request of HTTP.
+type onBehalf struct{ *lineProtocol }
+
+func (p onBehalf) ServeConn(ctx context.Context, c *tunnel.Conn, h tunnel.Handler) error {
+	return p.lineProtocol.ServeConn(ctx, c, tunnel.HandlerFunc(func(ctx context.Context, req *tunnel.Request) {
+		if source, err := netip.ParseAddrPort(req.ALPN[0]); err == nil {
+			req.Source = source
+		}
+		h.ServeTunnel(ctx, req)
+	}))
+}
+
+// What comes by a proxy that names the client in each request is charged to that client. Nobody
+// else may connect, and the proxy itself is held to no limit on one client.
+func TestServerChargesClientOfRequest(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		relay := &tunnel.Relay{}
+		defer relay.Close()
+		budget := &tunnel.Budget{Limit: 100}
+		dialer := &fakeDialer{}
+		limits := tunnel.Limits{MaxConnectionsPerClient: 2, MaxPendingPerClient: 2, ConnectionRatePerClient: 3}
+		router := &tunnel.Router{Resolver: routeTo("192.0.2.9:80"), Dialer: dialer, Relay: relay, Budget: budget, Limits: limits, Observe: func(*tunnel.Outcome) {}}
+		g := &gateway{srv: &tunnel.Server{Handler: router, Limits: limits, Budget: budget}, ln: newMemListener(), served: make(chan error, 1), budget: budget}
+		g.srv.Observe = g.told.observe
+		go func() {
+			g.served <- g.srv.Serve(t.Context(), tunnel.Listener{Listener: g.ln, Protocols: []tunnel.Protocol{onBehalf{line}}, Proxies: []netip.Prefix{netip.MustParsePrefix("198.51.100.0/24")}})
+		}()
+		var clients []net.Conn
+		enter := func(from, says string) *fakeConn {
+			c, accepted := g.dial(from)
+			clients = append(clients, c)
+			go func() { _, _ = io.WriteString(c, says+"\n") }()
+			synctest.Wait()
+			return accepted
+		}
+		const proxy = "198.51.100.7:1"
+		for _, tt := range []struct {
+			from, client string
+			ok           bool
+		}{
+			{proxy, "203.0.113.1:5", true}, {proxy, "203.0.113.1:5", true}, {proxy, "203.0.113.1:6", false},
+			{proxy, "203.0.113.2:0", true}, {proxy, "203.0.113.2:0", true}, {proxy, "203.0.113.2:0", false},
+			{proxy, "name", true}, {proxy, "name", true}, {proxy, "name", true}, {proxy, "name", true}, // for itself
+			{"203.0.113.3:5", "203.0.113.4:5", false},
+		} {
+			if got := enter(tt.from, tt.client).ending(); (got == "open") != tt.ok {
+				t.Errorf("from %s for %s: the connection is %s, want it to stand: %v", tt.from, tt.client, got, tt.ok)
+			}
+		}
+		for _, c := range clients {
+			_ = c.Close()
+		}
+		dialer.closeAll()
+		time.Sleep(2 * time.Minute)
+		synctest.Wait()
+		enter(proxy, "203.0.113.1:5")
+		enter(proxy, "203.0.113.1:5")
+		_ = clients[len(clients)-1].Close()
+		_ = clients[len(clients)-2].Close()
+		dialer.closeAll()
+		synctest.Wait()
+		enter(proxy, "203.0.113.1:5")
+		if got := enter(proxy, "203.0.113.1:5").ending(); got == "open" {
+			t.Error("a client's fourth tunnel in a second stands, want the rate held against it")
+		}
+		for _, c := range clients {
+			_ = c.Close()
+		}
+		dialer.closeAll()
+		time.Sleep(2 * time.Minute)
+		synctest.Wait()
+		if err := budget.Clients().Idle(); err != nil {
+			t.Error(err)
+		}
+		g.stop(t)
+		g.wantReasons(t, tunnel.Denied)
+	})
+}

@@ -206,7 +206,11 @@ func (c *Conn) SetSource(source netip.AddrPort) {
 
 // fronted reports whether addr is a proxy in front of the listener.
 func (ln *ListenerConfig) fronted(addr netip.Addr) bool {
-	return ln.ConnHeader != nil && ln.ConnHeader.Trusts(addr)
+	if ln.ConnHeader != nil {
+		return ln.ConnHeader.Trusts(addr)
+	}
+	addr = addr.Unmap().WithZone("")
+	return slices.ContainsFunc(ln.Proxies, func(r netip.Prefix) bool { return r.Contains(addr) })
 }
 
 // hasPreamble reports whether a connection that has sent prefix can be served without

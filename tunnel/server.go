@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"math"
 	"net"
+	"net/netip"
 	"os"
 	"sync"
 	"time"
@@ -28,6 +29,8 @@ type Listener struct {
 	ConnHeader ConnHeader // that every connection begins with; nil means none
 	RequireTLS bool       // as of a ListenerConfig
 
+	Proxies []netip.Prefix // as of a ListenerConfig
+
 	// Current, if set, takes the place of what is above, where that may change while the
 	// Listener is served. It is asked for each connection that comes.
 	Current func() *ListenerConfig
@@ -44,6 +47,12 @@ type ListenerConfig struct {
 	Protocols  []Protocol
 	ConnHeader ConnHeader
 	RequireTLS bool // of what clients send that did not come by TLS: see Request.RequireTLS
+
+	// Proxies are the ranges of proxies in front that name the client in each request. They
+	// alone may connect. A Protocol sets what they say as the Source of the request, which is
+	// then charged to that client, and no limit on one client is held against the proxy.
+	// Empty means that the connection's peer is the client.
+	Proxies []netip.Prefix
 
 	// PeerCredentials makes the user whose process connected the caller: see Process.Peer.
 	// It is for listeners whose connections are LocalConns.
@@ -102,7 +111,7 @@ func (s *Server) Serve(ctx context.Context, ln Listener) error {
 		ln.Name = ln.Addr().String()
 	}
 	if ln.Current == nil {
-		fixed := &ListenerConfig{Name: ln.Name, Protocols: ln.Protocols, ConnHeader: ln.ConnHeader, RequireTLS: ln.RequireTLS}
+		fixed := &ListenerConfig{Name: ln.Name, Protocols: ln.Protocols, ConnHeader: ln.ConnHeader, RequireTLS: ln.RequireTLS, Proxies: ln.Proxies}
 		ln.Current = func() *ListenerConfig { return fixed }
 	}
 	if c := ln.Current(); len(c.Protocols) == 0 {

@@ -92,7 +92,7 @@ func (t *slots) admit(k *slot, l *Limits, b *Budget, now time.Time) error {
 	switch {
 	case k.config.fronted(k.Conn.source.Addr()):
 		k.exempt = true
-	case k.config.ConnHeader != nil:
+	case k.config.ConnHeader != nil || len(k.config.Proxies) > 0:
 		return Refusef(Denied, "this port is for proxies in front, and %s is none that is listed", k.Conn.source.Addr())
 	default:
 		if err := k.client.checkConnect(l, b, now); err != nil {
@@ -237,9 +237,10 @@ func (r *Router) client(req *Request) lease {
 	switch {
 	case req.Peer.ID != "":
 		l.client = r.Budget.principal(&r.clients, req.Peer.ID)
-	case k != nil:
+	case k != nil && req.Source == k.Conn.source:
 		l.client, l.exempt = k.client.Retain(), k.exempt
 	default:
+		l.stream = l.stream || k != nil // a proxy's connection was not counted for its client
 		l.client = r.Budget.Client(&r.clients, req.Source.Addr())
 	}
 	return l

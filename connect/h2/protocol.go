@@ -34,12 +34,13 @@ const sniffLen = len("PRI * HTTP/2.0\r\n")
 //
 // Its fields are not to be changed once it serves. It must not be copied.
 type Protocol struct {
-	// Auth, Via, CurrentVia and ProxyName are those of connect.Protocol.
-	Auth       connect.Authenticator
-	Delegate   connect.DelegateFunc
-	Via        string
-	CurrentVia func() string
-	ProxyName  string
+	// These are those of connect.Protocol.
+	Auth         connect.Authenticator
+	Intermediary connect.Intermediary
+	Delegate     connect.DelegateFunc
+	Via          string
+	CurrentVia   func() string
+	ProxyName    string
 
 	// Streams is how many tunnels one connection may have at once; 0 means
 	// DefaultStreams. A connection holds at most 64 KiB of unread bytes for
@@ -133,7 +134,7 @@ func (p *Protocol) service() connect.Service {
 	if p.Service != nil {
 		return p.Service
 	}
-	return &mux.PlainService{Protocol: connect.Protocol{Auth: p.Auth, Via: p.Via, CurrentVia: p.CurrentVia, Delegate: p.Delegate}, Proto: "connect-h2"}
+	return &mux.PlainService{Protocol: connect.Protocol{Auth: p.Auth, Intermediary: p.Intermediary, Via: p.Via, CurrentVia: p.CurrentVia, Delegate: p.Delegate}, Proto: "connect-h2"}
 }
 
 func (p *Protocol) streams() int { return mux.OrDefault(p.Streams, DefaultStreams) }

@@ -157,6 +157,7 @@ func (s *server) serve(ctx context.Context, st *Stream, head *Head) {
 	if req.Peer.Revoked() != nil {
 		s.drain() // whoever has a new certificate connects anew
 	}
+	peer := req.Source
 	defer func() {
 		v := recover()
 		if v != nil {
@@ -172,7 +173,8 @@ func (s *server) serve(ctx context.Context, st *Stream, head *Head) {
 		return
 	}
 	s.report(req, err)
-	if errors.Is(err, connect.ErrCredentials) {
+	// A load balancer's connection must not end for what one of its clients guesses.
+	if errors.Is(err, connect.ErrCredentials) && req.Source == peer {
 		s.c.mu.Lock()
 		defer s.c.mu.Unlock()
 		if err := s.c.charge(mux.CostGuess, "too many wrong credentials"); err != nil {

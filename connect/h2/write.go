@@ -214,7 +214,7 @@ func (c *conn) writeHead(id uint32, pseudo, fields connect.Fields, end bool) {
 	for _, fs := range []connect.Fields{pseudo, fields} {
 		for _, f := range fs {
 			name := strings.ToLower(f.Name)
-			_ = c.enc.WriteField(hpack.HeaderField{Name: name, Value: f.Value, Sensitive: name == "proxy-authorization" || name == "authorization"})
+			_ = c.enc.WriteField(hpack.HeaderField{Name: name, Value: f.Value, Sensitive: isCredential(name, f.Value)})
 		}
 	}
 	block := c.encoded.Bytes()
@@ -231,4 +231,10 @@ func (c *conn) writeHead(id uint32, pseudo, fields connect.Fields, end bool) {
 		c.encoded = bytes.Buffer{}
 	}
 	c.work.Signal()
+}
+
+// isCredential reports whether no part of the connection may keep a field in its tables, RFC 7541
+// section 7.1.3: credentials, which may also come in a field that the configuration names.
+func isCredential(name, value string) bool {
+	return name == "proxy-authorization" || name == "authorization" || strings.HasPrefix(value, "Bearer ") || strings.HasPrefix(value, "Basic ")
 }

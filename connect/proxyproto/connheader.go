@@ -43,27 +43,40 @@ func (*ConnHeader) Len(prefix []byte) int {
 // Read implements tunnel.ConnHeader. The header is in the context it returns: see
 // FromContext. A connection that does not begin with one is reset.
 func (*ConnHeader) Read(ctx context.Context, c *tunnel.Conn) (context.Context, error) {
+	h, err := readHeader(c)
+	if err != nil {
+		return ctx, err
+	}
+	h.forget() // nobody decides by them, and they would be kept with the connection
+	if h.Source.IsValid() {
+		c.SetSource(h.Source)
+	}
+	return context.WithValue(ctx, headerKey{}, h), nil
+}
+
+// readHeader reads the header that c begins with, and discards it. A connection that does
+// not begin with one is reset.
+func readHeader(c *tunnel.Conn) (*Header, error) {
 	for {
 		h, n, err := Parse(c.Buffered())
 		switch err {
 		case nil:
 			c.Discard(n)
-			h.SSL, h.Assertion = nil, "" // nobody decides by them, and they would be kept with the connection
-			if h.Source.IsValid() {
-				c.SetSource(h.Source)
-			}
-			return context.WithValue(ctx, headerKey{}, &h), nil
+			return &h, nil
 		case ErrMore:
 			if err := c.Fill(headV2 + maxV2); err != nil {
 				_ = c.Abort()
-				return ctx, tunnel.PreambleError(c, err)
+				return nil, tunnel.PreambleError(c, err)
 			}
 		default:
 			_ = c.Abort()
-			return ctx, &tunnel.Error{Reason: tunnel.BadPreamble, Err: err}
+			return nil, &tunnel.Error{Reason: tunnel.BadPreamble, Err: err}
 		}
 	}
 }
+
+// forget drops what is said of the caller.
+func (h *Header) forget() { h.SSL, h.Assertion, h.Caller = nil, "", "" }
 
 type headerKey struct{}
 

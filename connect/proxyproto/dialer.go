@@ -26,9 +26,10 @@ const telling = time.Second
 type Layer struct {
 	Version int // 1 or 2
 
-	// Identity adds what the gateway knows of the client's TLS that it has ended, the
-	// client's certificate included (SSL). It is of version 2. The certificate is left out
-	// where the header would be too large; the rest says that there is one.
+	// Identity adds the id of the caller, and what the gateway knows of the client's TLS that
+	// it has ended, the client's certificate included (SSL). It is of version 2. The
+	// certificate is left out where the header would be too large; the rest says that there
+	// is one.
 	Identity bool
 
 	// Assert, if set, returns an assertion of who made req, for the connection c alone. It
@@ -79,7 +80,10 @@ func (l Layer) header(ctx context.Context, c net.Conn, ep *tunnel.Endpoint, req 
 		h.UniqueID = hex.EncodeToString(id[:])
 	}
 	if l.Identity {
-		h.SSL = sslOf(req.TLS)
+		h.SSL = sslOf(req)
+		if req.Peer.Method != "" {
+			h.Caller = req.Peer.ID
+		}
 	}
 	if l.Assert != nil {
 		var err error

@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"strings"
 	"unicode/utf8"
 
 	wire "github.com/pires/go-proxyproto"
@@ -23,6 +24,7 @@ const (
 	maxUniqueID = 128     // bytes: section 2.2.5
 
 	maxAssertion = 1536 // bytes: as package delegation has it
+	maxCaller    = 2048 // bytes, as SPIFFE-ID section 2.3 has it
 )
 
 // Openings of the two versions.
@@ -69,6 +71,10 @@ type Header struct {
 	// says the caller is, which nobody has verified: see package delegation.
 	SSL       *SSL
 	Assertion string
+
+	// Caller is the id of the caller, in the words of the proxy, UTF-8 of at most 2,048
+	// bytes: as much worth as the addresses.
+	Caller string
 }
 
 // Parse reads the header that b begins with, and returns its length. The error
@@ -180,7 +186,7 @@ func (h *Header) setTLVs(w *wire.Header, b []byte) error {
 	seen := map[wire.PP2Type]bool{}
 	for _, v := range tlvs {
 		switch v.Type {
-		case wire.PP2_TYPE_ALPN, wire.PP2_TYPE_AUTHORITY, wire.PP2_TYPE_CRC32C, wire.PP2_TYPE_UNIQUE_ID, wire.PP2_TYPE_SSL, wire.PP2_TYPE_NETNS, typeAssertion:
+		case wire.PP2_TYPE_ALPN, wire.PP2_TYPE_AUTHORITY, wire.PP2_TYPE_CRC32C, wire.PP2_TYPE_UNIQUE_ID, wire.PP2_TYPE_SSL, wire.PP2_TYPE_NETNS, typeAssertion, typeCaller:
 			if seen[v.Type] {
 				return fmt.Errorf("value %#02x is repeated", byte(v.Type))
 			}
@@ -203,6 +209,11 @@ func (h *Header) setTLVs(w *wire.Header, b []byte) error {
 				return fmt.Errorf("an assertion of %d bytes, limit %d", len(v.Value), maxAssertion)
 			}
 			h.Assertion = string(v.Value)
+		case typeCaller:
+			if err := checkCaller(string(v.Value)); err != nil {
+				return err
+			}
+			h.Caller = string(v.Value)
 		case wire.PP2_TYPE_UNIQUE_ID:
 			if len(v.Value) > maxUniqueID {
 				return fmt.Errorf("a unique id of %d bytes, limit %d", len(v.Value), maxUniqueID)
@@ -223,8 +234,22 @@ func (h *Header) setTLVs(w *wire.Header, b []byte) error {
 // castagnoli is the polynomial of CRC32C, RFC 3720.
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// typeAssertion is among the types that section 2.2 leaves to applications.
-const typeAssertion wire.PP2Type = 0xE1
+// These are among the types that section 2.2 leaves to applications.
+const (
+	typeAssertion wire.PP2Type = 0xE1
+	typeCaller    wire.PP2Type = 0xE2
+)
+
+// checkCaller returns why s is no id of a caller, which goes to logs and into fields.
+func checkCaller(s string) error {
+	switch {
+	case len(s) > maxCaller:
+		return fmt.Errorf("a caller of %d bytes, limit %d", len(s), maxCaller)
+	case !utf8.ValidString(s) || strings.ContainsFunc(s, func(r rune) bool { return r < 0x20 || r == 0x7f }):
+		return fmt.Errorf("the caller has bytes that no id has: %q", s[:min(len(s), 80)])
+	}
+	return nil
+}
 
 // checksum is that of a whole header of version 2, in which its own place
 // counts as zeros: section 2.2.3. The header's TLVs are well-formed.
@@ -262,7 +287,7 @@ func (h *Header) Append(b []byte) ([]byte, error) {
 	if h.Source.IsValid() && h.Destination.IsValid() && !h.Local {
 		w = *wire.HeaderProxyFromAddrs(byte(h.Version), tcpAddr(h.Source), tcpAddr(h.Destination))
 	}
-	if w.Command == wire.LOCAL && !h.Local && (h.SSL != nil || h.Assertion != "") {
+	if w.Command == wire.LOCAL && !h.Local && (h.SSL != nil || h.Assertion != "" || h.Caller != "") {
 		w.Command = wire.PROXY // UNSPEC, whose values are read
 	}
 	if h.Version == 1 {
@@ -281,6 +306,9 @@ func (h *Header) Append(b []byte) ([]byte, error) {
 	if len(h.Assertion) > maxAssertion {
 		return nil, fmt.Errorf("proxyproto: an assertion of %d bytes, limit %d", len(h.Assertion), maxAssertion)
 	}
+	if err := checkCaller(h.Caller); err != nil {
+		return nil, fmt.Errorf("proxyproto: %w", err)
+	}
 	var tlvs []wire.TLV
 	for _, v := range []struct {
 		kind  wire.PP2Type
@@ -291,6 +319,7 @@ func (h *Header) Append(b []byte) ([]byte, error) {
 		{wire.PP2_TYPE_UNIQUE_ID, h.UniqueID},
 		{wire.PP2_TYPE_SSL, h.SSL.value()},
 		{typeAssertion, h.Assertion},
+		{typeCaller, h.Caller},
 		{wire.PP2_TYPE_CRC32C, "\x00\x00\x00\x00"},
 	} {
 		if v.value != "" {

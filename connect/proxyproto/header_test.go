@@ -88,6 +88,10 @@ var goodRows = []goodRow{
 		}},
 	},
 	{
+		"v2 with a caller", withCRC(v2(0x21, 0x11, ends4, tlv(0xe2, "spiffe://corp.example/a"), place)),
+		Header{Version: 2, Source: ap("198.51.100.7:56789"), Destination: ap("192.0.2.1:443"), Caller: "spiffe://corp.example/a"},
+	},
+	{
 		"v2 with a certificate that was not verified", v2(0x21, 0x11, ends4, tlv(0x20, "\x03\x00\x00\x00\x12")),
 		Header{Version: 2, Source: ap("198.51.100.7:56789"), Destination: ap("192.0.2.1:443"), SSL: &SSL{Certificate: true}},
 	},
@@ -169,6 +173,10 @@ var badRows = []struct {
 	{"v2 identity not UTF-8", v2(0x21, 0x11, ends4, tlv(0x20, "\x07\x00\x00\x00\x00"+string(tlv(0x22, "\xff")))), "value 0x22 of the value SSL is not UTF-8"},
 	{"v2 two assertions", v2(0x21, 0x11, ends4, tlv(0xe1, "a"), tlv(0xe1, "b")), "repeated"},
 	{"v2 assertion of 1537 bytes", v2(0x21, 0x11, ends4, tlv(0xe1, strings.Repeat("x", 1537))), "limit 1536"},
+	{"v2 two callers", v2(0x21, 0x11, ends4, tlv(0xe2, "a"), tlv(0xe2, "b")), "repeated"},
+	{"v2 caller of 2049 bytes", v2(0x21, 0x11, ends4, tlv(0xe2, strings.Repeat("x", 2049))), "limit 2048"},
+	{"v2 caller with a line feed", v2(0x21, 0x11, ends4, tlv(0xe2, "a\nb")), "bytes that no id has"},
+	{"v2 caller not UTF-8", v2(0x21, 0x11, ends4, tlv(0xe2, "\xff")), "bytes that no id has"},
 	{"v2 authority not UTF-8", v2(0x21, 0x11, ends4, tlv(2, "a\xff.test")), "not UTF-8"},
 	{"v2 id of 129 bytes", v2(0x21, 0x11, ends4, tlv(5, strings.Repeat("x", 129))), "limit 128"},
 	{"v2 checksum of zeros", v2(0x21, 0x11, ends4, place), "checksum"},

@@ -142,9 +142,11 @@ func parseSSL(b []byte) (*SSL, error) {
 	return s, nil
 }
 
-// sslOf returns what a gateway knows of TLS that it has ended, nil where it has ended none.
-// It names a certificate only if that was verified.
-func sslOf(t *tunnel.EndedTLS) *SSL {
+// sslOf returns what a gateway knows of the TLS of req that it has ended, nil where it has
+// ended none. It names a certificate only if that was verified and is the caller's own:
+// readers would take that of another for the caller's.
+func sslOf(req *tunnel.Request) *SSL {
+	t := req.TLS
 	if t == nil {
 		return nil
 	}
@@ -156,7 +158,7 @@ func sslOf(t *tunnel.EndedTLS) *SSL {
 	if t.Certificate != nil {
 		s.SigAlg, s.KeyAlg = sigAlg(t.Certificate.SignatureAlgorithm), keyAlg(t.Certificate.PublicKey)
 	}
-	if len(t.Chain) > 0 {
+	if len(t.Chain) > 0 && !isActors(req) {
 		// Every handshake is a full one: sessions are not resumed.
 		s.Certificate, s.Session, s.Verified = true, true, true
 		if cn := t.Chain[0].Subject.CommonName; utf8.ValidString(cn) {
@@ -165,6 +167,14 @@ func sslOf(t *tunnel.EndedTLS) *SSL {
 		s.ClientCertificate = t.Chain[0].Raw
 	}
 	return s
+}
+
+// isActors reports whether the certificate in the TLS of req is not the caller's own, but
+// that of its Actor: a gateway that has stated the caller, or a proxy that has passed on its
+// token.
+func isActors(req *tunnel.Request) bool {
+	auth := req.Peer.Auth
+	return auth != nil && auth.Actor != nil && auth.Actor.Method == "mtls" && auth.Actor.ID == req.TLS.Peer.ID
 }
 
 // cipherName returns what OpenSSL calls a cipher suite, as other proxies write it.

@@ -126,6 +126,12 @@ func ended(size int) *tunnel.EndedTLS {
 // certificate that does not fit is left out, and then only.
 func TestLayerTellsOfTheClient(t *testing.T) {
 	svc, heard := wholeHeaders(t)
+	gateway := tunnel.Peer{ID: "gw", Method: "mtls"}
+	endedFor := func(p tunnel.Peer) *tunnel.EndedTLS {
+		e := ended(700)
+		e.Peer = p
+		return e
+	}
 	for _, row := range []struct {
 		name   string
 		layer  Layer
@@ -146,6 +152,13 @@ func TestLayerTellsOfTheClient(t *testing.T) {
 		{"an assertion", Layer{Version: 2, Assert: func(net.Conn, *tunnel.Request) (string, error) { return "a.b.c", nil }}, tunnel.Request{}, Header{Assertion: "a.b.c"}, 0},
 		{"an assertion and a large certificate", Layer{Version: 2, Identity: true, Assert: func(net.Conn, *tunnel.Request) (string, error) { return strings.Repeat("a", 1500), nil }}, tunnel.Request{TLS: ended(3000)},
 			Header{Assertion: strings.Repeat("a", 1500), SSL: &SSL{Certificate: true, Session: true, Verified: true, Version: "TLSv1.3", Cipher: "TLS_AES_128_GCM_SHA256", CN: "web"}}, 3000},
+		{"a caller", Layer{Version: 2, Identity: true}, tunnel.Request{Peer: tunnel.Peer{ID: "alice", Method: "basic"}}, Header{Caller: "alice"}, 0},
+		{"a caller, and not asked for", Layer{Version: 2}, tunnel.Request{Peer: tunnel.Peer{ID: "alice", Method: "basic"}}, Header{}, 0},
+		{"nobody", Layer{Version: 2, Identity: true}, tunnel.Request{Peer: tunnel.Peer{ID: "alice"}}, Header{}, 0},
+		{"the certificate of a gateway", Layer{Version: 2, Identity: true}, tunnel.Request{Peer: tunnel.Peer{ID: "caller", Method: "mtls"}.WithActor(gateway), TLS: endedFor(gateway)},
+			Header{Caller: "caller", SSL: &SSL{Version: "TLSv1.3", Cipher: "TLS_AES_128_GCM_SHA256"}}, 0},
+		{"the caller's own, by a Unix socket", Layer{Version: 2, Identity: true}, tunnel.Request{Peer: gateway.WithActor(tunnel.Peer{ID: "uid:7", Method: "unix"}), TLS: endedFor(gateway)},
+			Header{Caller: "gw", SSL: &SSL{Certificate: true, Session: true, Verified: true, Version: "TLSv1.3", Cipher: "TLS_AES_128_GCM_SHA256", CN: "web", ClientCertificate: ended(700).Chain[0].Raw}}, 0},
 		{"no source", Layer{Version: 2, Identity: true}, tunnel.Request{TLS: &tunnel.EndedTLS{}, Proto: "unknown"}, Header{SSL: &SSL{}}, 0},
 	} {
 		tooBig := 0
@@ -164,7 +177,7 @@ func TestLayerTellsOfTheClient(t *testing.T) {
 		}
 		_ = c.Close()
 		got := <-heard
-		if got.Local || !reflect.DeepEqual(got.SSL, row.want.SSL) || got.Assertion != row.want.Assertion || tooBig != row.tooBig {
+		if got.Local || !reflect.DeepEqual(got.SSL, row.want.SSL) || got.Assertion != row.want.Assertion || got.Caller != row.want.Caller || tooBig != row.tooBig {
 			t.Errorf("%s: got %+v and %+v, %d bytes left out; want %+v and %+v", row.name, got, got.SSL, tooBig, row.want, row.want.SSL)
 		}
 	}

@@ -42,6 +42,9 @@ type Protocol struct {
 	// Cookies authenticate nobody.
 	Auth connect.Authenticator
 
+	// Intermediary is the load balancer in front, if there is one.
+	Intermediary connect.Intermediary
+
 	// Via and CurrentVia say what this gateway's pseudonym is, as in connect.Protocol.
 	Via        string
 	CurrentVia func() string
@@ -105,7 +108,7 @@ func (p *Protocol) ServeConn(ctx context.Context, c *tunnel.Conn, h tunnel.Handl
 	ctx, err = p.Admit(ctx, req, host, head.Target, head.Fields)
 	if err != nil {
 		p.refuse(c, nil, err)
-		return err
+		return p.Intermediary.ReportRefused(h, req, err)
 	}
 	req.Accept = func() (tunnel.Stream, error) {
 		_ = c.SetWriteDeadline(time.Now().Add(acceptTimeout))
@@ -137,6 +140,10 @@ func (u *upgrade) answer() string {
 // req and returns the context for the Handler, which has the gateways that the
 // request came through.
 func (p *Protocol) Admit(ctx context.Context, req *tunnel.Request, host, target string, fields connect.Fields) (context.Context, error) {
+	sent, n, err := p.Intermediary.Read(req, "Authorization", fields)
+	if err != nil {
+		return nil, tunnel.Refusef(tunnel.ReasonOf(err), "ws: %w", err)
+	}
 	if len(p.Hosts) > 0 && !slices.Contains(p.Hosts, bare(host)) {
 		return nil, refuse(tunnel.BadRequest, http.StatusMisdirectedRequest, nil, "host %q is not served here", tunnel.Clip(host))
 	}
@@ -145,10 +152,6 @@ func (p *Protocol) Admit(ctx context.Context, req *tunnel.Request, host, target 
 		return nil, bad("%d Origin fields", n)
 	case n == 1 && !slices.ContainsFunc(p.Origins, func(o string) bool { return len(o) == len(origin) && strings.EqualFold(o, origin) }):
 		return nil, refuse(tunnel.Denied, http.StatusForbidden, nil, "origin %q is not allowed", tunnel.Clip(origin))
-	}
-	sent, n := fields.Get("Authorization")
-	if n > 1 {
-		return nil, bad("%d Authorization fields", n)
 	}
 	path := p.Path
 	if path == "" {

@@ -59,8 +59,9 @@ type Issuer struct {
 	Signer string
 
 	// JWKS is the issuer's key set (RFC 7517 section 5) and JWKSURL is where it is, by
-	// https. With neither, the issuer's configuration document says where:
-	// OpenID Connect Discovery 1.0 section 4.
+	// https. If that has "{kid}" in it, it is where each key is by itself, in PEM, by its id.
+	// With neither, the issuer's configuration document says where: OpenID Connect Discovery
+	// 1.0 section 4.
 	JWKS    []byte
 	JWKSURL string
 
@@ -296,7 +297,7 @@ func (i *issuer) checkSignature(ctx context.Context, t *token) (*keySet, error) 
 			return nil, refuse(NoKeys, "there are no keys of %s: %v", i.called, err)
 		}
 		// Other keys may have been added since.
-		if err := i.source.refresh(ctx); err != nil {
+		if err := i.source.refresh(ctx, t.header.Kid); err != nil {
 			return nil, err
 		}
 		set, err = i.keys()

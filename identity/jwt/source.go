@@ -49,6 +49,7 @@ type source struct {
 	running bool      // a fetch
 	err     error     // of the last fetch
 	waiting int
+	wanted  []string      // ids of keys to fetch beside those of set, where each is fetched by itself
 	done    chan struct{} // closed at the end of the next fetch
 }
 
@@ -61,6 +62,9 @@ func newSource(p place, t *Tokens) (*source, error) {
 		}
 	}
 	s := &source{place: p, readFile: t.ReadFile, ask: make(chan struct{}, 1), done: make(chan struct{})}
+	if p.byID() {
+		s.set = &keySet{} // that of a token is fetched when it comes
+	}
 	s.client.Transport = t.transport
 	if t.transport == nil {
 		s.client.Transport = &http.Transport{TLSClientConfig: cfg, Proxy: http.ProxyFromEnvironment, DisableKeepAlives: true, MaxResponseHeaderBytes: 64 << 10, ForceAttemptHTTP2: true}
@@ -84,11 +88,11 @@ func (s *source) keys() (*keySet, error) {
 	return nil, errors.New("they were not fetched yet")
 }
 
-// refresh has the keys fetched, and waits until they are. It does nothing where that was
-// begun less than fetchAtMost ago and has ended.
-func (s *source) refresh(ctx context.Context) error {
+// refresh has the keys fetched for a token that was signed by the one with the id kid, and waits
+// until they are. It does nothing where that was begun a moment ago and has ended.
+func (s *source) refresh(ctx context.Context, kid string) error {
 	s.mu.Lock()
-	if !s.running && !s.began.IsZero() && time.Since(s.began) < fetchAtMost {
+	if !s.running && s.early() || s.byID() && !s.want(kid) {
 		s.mu.Unlock()
 		return nil
 	}
@@ -121,6 +125,15 @@ func (s *source) refresh(ctx context.Context) error {
 	return nil
 }
 
+// early reports whether a fetch began a moment ago. The caller holds mu.
+func (s *source) early() bool {
+	atMost := fetchAtMost
+	if s.byID() {
+		atMost = keysAtMost
+	}
+	return !s.began.IsZero() && time.Since(s.began) < atMost
+}
+
 // run fetches keys until ctx ends.
 func (s *source) run(ctx context.Context, changed func(*source, error)) {
 	timer := time.NewTimer(0)
@@ -132,16 +145,22 @@ func (s *source) run(ctx context.Context, changed func(*source, error)) {
 		case <-timer.C:
 		case <-s.ask:
 			s.mu.Lock()
-			early := !s.began.IsZero() && time.Since(s.began) < fetchAtMost
+			early := s.early() && len(s.wanted) == 0
 			s.mu.Unlock()
 			if early { // it was asked for before the last fetch began
 				continue
 			}
 		}
 		s.mu.Lock()
-		s.began, s.running = time.Now(), true
+		if s.byID() && len(s.set.keys)+len(s.wanted) == 0 {
+			s.mu.Unlock()
+			timer.Reset(fetchEvery)
+			continue
+		}
+		known, wanted := s.set, s.wanted
+		s.began, s.running, s.wanted = time.Now(), true, nil
 		s.mu.Unlock()
-		set, err := s.fetch(ctx)
+		set, err := s.fetch(ctx, known, wanted)
 		if ctx.Err() != nil {
 			return
 		}
@@ -151,11 +170,11 @@ func (s *source) run(ctx context.Context, changed func(*source, error)) {
 		s.running = false
 		if s.err = err; err == nil {
 			s.fetched = time.Now()
-			if s.set == nil || s.set.sum != set.sum {
-				s.set = set // tokens that the old keys have verified are verified again
-			}
 		} else {
 			next = fetchAgain
+		}
+		if set != nil && (s.set == nil || s.set.sum != set.sum) {
+			s.set = set // tokens that the old keys have verified are verified again
 		}
 		s.next = time.Now().Add(next)
 		close(s.done)
@@ -168,8 +187,9 @@ func (s *source) run(ctx context.Context, changed func(*source, error)) {
 	}
 }
 
-// fetch returns the keys that the issuer has now.
-func (s *source) fetch(ctx context.Context) (set *keySet, err error) {
+// fetch returns the keys that the issuer has now; nil after an error, unless each key is fetched by
+// itself.
+func (s *source) fetch(ctx context.Context, known *keySet, wanted []string) (set *keySet, err error) {
 	defer func() {
 		if v := recover(); v != nil {
 			set, err = nil, tunnel.Caught(v)
@@ -177,6 +197,9 @@ func (s *source) fetch(ctx context.Context) (set *keySet, err error) {
 	}()
 	ctx, cancel := context.WithTimeout(ctx, fetchTimeout)
 	defer cancel()
+	if s.byID() {
+		return s.fetchEach(ctx, known, wanted)
+	}
 	at := s.url
 	if s.discovery {
 		var doc struct {
@@ -228,7 +251,7 @@ func (s *source) get(ctx context.Context, url string) ([]byte, error) {
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("GET %s: status %d", url, resp.StatusCode)
+		return nil, fmt.Errorf("GET %s: %w", url, statusError(resp.StatusCode))
 	}
 	if kind, _, _ := mime.ParseMediaType(resp.Header.Get("Content-Type")); kind == "text/html" {
 		return nil, fmt.Errorf("GET %s: a page in HTML, want JSON", url)

@@ -4,13 +4,18 @@ import (
 	"bytes"
 	"context"
 	"crypto"
+	"crypto/ecdsa"
 	"crypto/elliptic"
+	"crypto/rsa"
+	"crypto/x509"
+	"encoding/base64"
 	"encoding/json"
 	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
+	"math/big"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -172,6 +177,119 @@ func TestKeysAreFetched(t *testing.T) {
 		if !strings.Contains(log.String(), "fetched again") {
 			t.Errorf("nothing says that it works again: %s", log.String())
 		}
+	})
+}
+
+// Where each key is served by itself, those of tokens are fetched, in PEM, and no others: an id
+// never makes another URL, and who invents ids causes no more than a few requests.
+func TestKeysByID(t *testing.T) {
+	const base = "https://public-keys.auth.elb.eu-west-1.amazonaws.com/"
+	synctest.Test(t, func(t *testing.T) {
+		first, second := newEC(t, elliptic.P256()), newEC(t, elliptic.P256())
+		s := newSite()
+		inPEM := func(k crypto.PublicKey) string {
+			der, err := x509.MarshalPKIXPublicKey(k)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return string(pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der}))
+		}
+		s.set(base+"kid-1", inPEM(first.Public()))
+		tokens := &Tokens{transport: s}
+		const field = "x-amzn-oidc-data"
+		if err := tokens.Use([]Issuer{{URL: alb, Header: field, Signer: arn, JWKSURL: base + "{kid}", ID: "{email}"}}); err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		wg.Go(func() { tokens.Run(ctx) })
+		defer wg.Wait()
+		defer cancel()
+		auth := tokens.Accept([]string{alb})
+		ask := func(k *ecdsa.PrivateKey, kid string) error {
+			exp := time.Now().Add(24 * time.Hour).Unix()
+			h := claims{"alg": "ES256", "signer": arn, "iss": alb, "exp": exp, "kid": kid}
+			_, err := auth.Authenticate(t.Context(), inField(field, signParts(t, "ES256", k, padded(t, h)+"."+padded(t, claims{"email": "alice@corp.example", "exp": exp, "iss": alb}), base64.URLEncoding)))
+			return err
+		}
+		asked := func() (n int) {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			for _, some := range s.asked {
+				n += some
+			}
+			return n
+		}
+		status := func(when string, keys int, says string) {
+			t.Helper()
+			if st := tokens.Status()[0]; st.Keys != keys || (st.Error == "") != (says == "") || !strings.Contains(st.Error, says) {
+				t.Errorf("%s: status %+v, want %d keys and the error %q", when, st, keys, says)
+			}
+		}
+		synctest.Wait()
+		status("before a token came", 0, "")
+		for range 3 {
+			if err := ask(first, "kid-1"); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if n := asked(); n != 1 {
+			t.Errorf("%d requests for a key that three tokens name, want one", n)
+		}
+		status("after a token", 1, "")
+		wantRefused(t, ask(second, "kid-1"), "", BadSignature, "signature")
+		time.Sleep(keysAtMost)
+		for _, kid := range []string{".", "..", "../kid-1", "a/kid-1", "a%2fb", "a?b", "a#b", "a@b", "kid 1", strings.Repeat("a", maxKid+1), "k\u00e9y"} {
+			wantRefused(t, ask(second, kid), "", UnknownKey, "has no key")
+		}
+		if n := asked(); n != 1 {
+			t.Errorf("%d requests after ids that are none, want one", n)
+		}
+		wantRefused(t, ask(second, "kid-2"), "", UnknownKey, `no key "kid-2"`)
+		status("after an id of no key", 1, "")
+		before := asked()
+		var all sync.WaitGroup
+		time.Sleep(keysAtMost)
+		for n := range 100 {
+			all.Go(func() {
+				if err := ask(second, fmt.Sprint("x", n)); err == nil {
+					t.Error("an unknown key is accepted")
+				}
+			})
+		}
+		all.Wait()
+		if n := asked() - before; n > 2*maxWanted+2 {
+			t.Errorf("%d requests for 100 ids that somebody has made up, want at most %d", n, 2*maxWanted+2)
+		}
+		s.set(base+"kid-2", inPEM(second.Public()))
+		for range 3 { // after what is still wanted of those
+			time.Sleep(keysAtMost)
+			_ = ask(second, "kid-2")
+		}
+		if err := ask(second, "kid-2"); err != nil {
+			t.Errorf("a new key: %v", err)
+		}
+		for _, bad := range []string{"", "no PEM", "redirect https://evil.example/", inPEM(first.Public()) + "more", inPEM(first.Public())[:80], strings.ReplaceAll(inPEM(first.Public()), "PUBLIC KEY", "PRIVATE KEY"), inPEM(&rsa.PublicKey{N: new(big.Int).Lsh(big.NewInt(1), 1000), E: 3})} {
+			s.set(base+"kid-1", bad)
+			time.Sleep(fetchEvery)
+			synctest.Wait()
+			if err := ask(first, "kid-1"); err != nil {
+				t.Errorf("after the key %.40q: %v, want the last good one", bad, err)
+			}
+			if tokens.Status()[0].Error == "" {
+				t.Errorf("after the key %.40q: no error in the status", bad)
+			}
+		}
+		s.mu.Lock()
+		delete(s.pages, base+"kid-1")
+		s.mu.Unlock()
+		time.Sleep(fetchEvery)
+		synctest.Wait()
+		wantRefused(t, ask(first, "kid-1"), "", UnknownKey, `no key "kid-1"`)
+		if err := ask(second, "kid-2"); err != nil {
+			t.Errorf("another key than the one that was taken away: %v", err)
+		}
+		status("after a key was taken away", 1, "")
 	})
 }
 

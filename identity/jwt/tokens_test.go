@@ -419,16 +419,21 @@ func TestAccount(t *testing.T) {
 // not.
 func TestLoadBalancers(t *testing.T) {
 	ec, iap := newEC(t, elliptic.P256()), newEC(t, elliptic.P256())
-	const field, goog = "x-amzn-oidc-data", "https://cloud.google.com/iap"
+	cf, err := rsa.GenerateKey(rand.Reader, 2048)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const field, goog, team = "x-amzn-oidc-data", "https://cloud.google.com/iap", "https://team.cloudflareaccess.com"
 	tokens := &Tokens{}
 	if err := tokens.Use([]Issuer{
 		{URL: alb, Header: field, Signer: arn, JWKS: set(t, map[string]crypto.PublicKey{"k": ec.Public()}), ID: "{email}"},
 		{URL: goog, Header: "x-goog-iap-jwt-assertion", Audiences: []string{"/projects/1/global/backendServices/2"}, JWKS: set(t, map[string]crypto.PublicKey{"k": iap.Public()}), ID: "{email}"},
+		{URL: team, Header: "cf-access-jwt-assertion", Audiences: []string{"4714c1"}, JWKS: set(t, map[string]crypto.PublicKey{"k": cf.Public()}), ID: "{email}"},
 		{URL: login, Audiences: []string{"culvert"}, JWKS: set(t, map[string]crypto.PublicKey{"k": ec.Public()})},
 	}); err != nil {
 		t.Fatal(err)
 	}
-	auth := tokens.Accept([]string{alb, goog, login})
+	auth := tokens.Accept([]string{alb, goog, team, login})
 	exp := time.Now().Add(time.Minute).Unix()
 	aws := func(header, c claims) string {
 		h := claims{"alg": "ES256", "kid": "k", "signer": arn, "iss": alb, "client": "the client id", "exp": exp}
@@ -455,6 +460,20 @@ func TestLoadBalancers(t *testing.T) {
 	if p, err := auth.Authenticate(t.Context(), inField("x-goog-iap-jwt-assertion", google)); err != nil || p.ID != "bob@corp.example" {
 		t.Errorf("IAP: got %+v and %v, want bob", p, err)
 	}
+	iapToken := func(c claims) string {
+		all := claims{"iss": goog, "aud": "/projects/1/global/backendServices/2", "email": "bob@corp.example"}
+		maps.Copy(all, c)
+		return sign(t, "ES256", iap, map[string]any{"kid": "k"}, good(all))
+	}
+	access := func(alg string, k any, c claims) string {
+		all := claims{"iss": team, "aud": []string{"4714c1"}, "email": "carol@corp.example"}
+		maps.Copy(all, c)
+		return sign(t, alg, k, map[string]any{"kid": "k"}, good(all))
+	}
+	if p, err := auth.Authenticate(t.Context(), inField("Cf-Access-Jwt-Assertion", access("RS256", cf, nil))); err != nil || p.ID != "carol@corp.example" {
+		t.Errorf("Cloudflare Access: got %+v and %v, want carol", p, err)
+	}
+	none := base64.RawURLEncoding.EncodeToString([]byte(`{"alg":"none","kid":"k"}`)) + strings.TrimPrefix(access("RS256", cf, nil), strings.Split(access("RS256", cf, nil), ".")[0])
 	both := inField(field, aws(nil, nil))
 	both.Scheme, both.Value = "bearer", "wrong"
 	twice := inField(field, aws(nil, nil))
@@ -475,6 +494,15 @@ func TestLoadBalancers(t *testing.T) {
 		{"another algorithm", inField(field, aws(claims{"alg": "ES384"}, nil)), BadAlgorithm, "signs by ES256"},
 		{"changed", inField(field, aws(nil, nil)+"="), Malformed, "signature is missing or not base64url"},
 		{"twice", twice, Malformed, "2 fields x-amzn-oidc-data"},
+		{"IAP: for another backend", inField("x-goog-iap-jwt-assertion", iapToken(claims{"aud": "/projects/1/global/backendServices/3"})), BadAudience, "the token is for"},
+		{"IAP: expired", inField("x-goog-iap-jwt-assertion", iapToken(claims{"exp": exp - 600})), Expired, "expired at"},
+		{"IAP: another key", inField("x-goog-iap-jwt-assertion", sign(t, "ES256", ec, map[string]any{"kid": "k"}, good(claims{"iss": goog, "aud": "/projects/1/global/backendServices/2", "email": "b"}))), BadSignature, "the signature is not"},
+		{"Access: for another application", inField("cf-access-jwt-assertion", access("RS256", cf, claims{"aud": []string{"5825d2"}})), BadAudience, "the token is for"},
+		{"Access: expired", inField("cf-access-jwt-assertion", access("RS256", cf, claims{"exp": exp - 600})), Expired, "expired at"},
+		{"Access: of another team", inField("cf-access-jwt-assertion", access("RS256", cf, claims{"iss": "https://other.cloudflareaccess.com"})), UnknownIssuer, "is not one whose tokens"},
+		{"Access: another algorithm", inField("cf-access-jwt-assertion", access("ES256", ec, nil)), BadAlgorithm, "not that of the key"},
+		{"Access: not signed", inField("cf-access-jwt-assertion", none), BadAlgorithm, "not signed"},
+		{"Access: nothing in the field", inField("cf-access-jwt-assertion", ""), Malformed, "three parts"},
 		{"as credentials", bearer(aws(nil, nil)), UnknownIssuer, "is not one whose tokens"},
 		{"in the field of another", inField("x-goog-iap-jwt-assertion", aws(nil, nil)), UnknownIssuer, "is not one whose tokens"},
 		{"a client's token in the field", inField(field, sign(t, "ES256", ec, map[string]any{"kid": "k"}, good(nil))), UnknownIssuer, "is not one whose tokens"},

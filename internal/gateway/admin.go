@@ -13,6 +13,7 @@ import (
 	"culvert.dev/internal/admin"
 	"culvert.dev/internal/udp"
 	"culvert.dev/registry"
+	"culvert.dev/registry/peer"
 	"culvert.dev/tunnel"
 )
 
@@ -43,6 +44,8 @@ type Status struct {
 	SourceListeners []StatusSourceListener `json:"sourceListeners,omitempty"`
 	Certificates    []Certificate          `json:"certificates,omitempty"` // those of files; what expires first is first
 	Issuers         []jwt.Status           `json:"issuers,omitempty"`      // of tokens, with the state of their keys
+
+	Peers []peer.Status `json:"peers,omitempty"` // other sites
 
 	Kubernetes any `json:"kubernetes,omitempty"` // what Config.Kubernetes returns
 	Identity   any `json:"identity,omitempty"`   // what Config.IdentitySources returns
@@ -130,7 +133,7 @@ func (g *Gateway) Status() Status {
 	configured, others := g.inbound.describeAll()
 	s.Listeners, s.SourceListeners = append(s.Listeners, configured...), others
 	s.Certificates = g.expiry.certificates()
-	s.Issuers = g.tokens.Status()
+	s.Issuers, s.Peers = g.tokens.Status(), g.peers.Status()
 	if g.cfg.Kubernetes != nil {
 		s.Kubernetes = g.cfg.Kubernetes()
 	}
@@ -291,6 +294,22 @@ func (g *Gateway) gauges(budget *tunnel.Budget) {
 	m.Counter("culvert_config_reloads_total", "Successful configuration reloads.", func() float64 { return float64(g.reloads.good.Load()) })
 	m.Counter("culvert_config_reload_failures_total", "Failed configuration reloads.", func() float64 { return float64(g.reloads.bad.Load()) })
 	m.Gauge("culvert_config_last_reload_timestamp_seconds", "Unix time of the last successful configuration reload. 0 before the first.", func() float64 { return float64(g.reloads.last.Load()) })
+	m.GaugeSet("culvert_peer_connected", "1 while what a peer offers is up to date, otherwise 0: its last catalog is kept meanwhile.", []string{"peer"}, g.peerGauges(func(s *peer.Status) float64 {
+		if s.Connected {
+			return 1
+		}
+		return 0
+	}))
+	m.GaugeSet("culvert_peer_services", "Services that a peer offers and that are taken.", []string{"peer"}, g.peerGauges(func(s *peer.Status) float64 { return float64(s.Services) }))
+	m.GaugeSet("culvert_peer_services_left_out", "Services of a peer, or names or gateways of it, that are left out: it does not speak for them, or they are malformed.", []string{"peer"}, g.peerGauges(func(s *peer.Status) float64 { return float64(len(s.LeftOut) + s.MoreLeft) }))
+	m.GaugeSet("culvert_peer_services_offered", "Services that policies let a peer see.", []string{"peer"}, g.peerGauges(func(s *peer.Status) float64 { return float64(s.Offered) }))
+	m.GaugeSet("culvert_peer_last_contact_timestamp_seconds", "Unix time at which something has come from a peer last. Only for peers from which something has come.", []string{"peer"}, func(yield func([]string, float64)) {
+		for _, s := range g.peers.Status() {
+			if !s.Contact.IsZero() {
+				yield([]string{s.Name}, float64(s.Contact.Unix()))
+			}
+		}
+	})
 	m.GaugeSet("culvert_transport_up", "Whether a transport to a gateway is in use: 0 while others are preferred because it failed. Only for gateways with several transports.", []string{"gateway", "carrier"}, g.transportGauges)
 	m.GaugeSet("culvert_certificate_expiry_timestamp_seconds", "Unix time at which a certificate that the gateway presents expires, or one that it verifies by. used_by is listener, dns, via, service or gateway-api, and file is the path in the configuration, or Secret NAMESPACE/NAME; or used_by is key, trust or revocation-list, and file is the name in identity.keys or identity.trust.", []string{"used_by", "file"}, g.expiry.gauges)
 	m.CounterSet("culvert_tokens_total", "JSON Web Tokens of clients, by their issuer, which is empty for one that is not configured. result is accepted, or why the token was refused: too-large, malformed, encrypted, algorithm, unknown-issuer, signer, expired, not-yet-valid, audience, no-keys, unknown-key, signature, claims or certificate.", []string{"issuer", "result"}, func(yield func([]string, float64)) {

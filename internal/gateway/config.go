@@ -10,6 +10,7 @@ import (
 	"culvert.dev/identity/jwt"
 	"culvert.dev/internal/gateway/inbound"
 	"culvert.dev/registry"
+	"culvert.dev/registry/peer"
 	"culvert.dev/tunnel"
 )
 
@@ -106,6 +107,11 @@ type Config struct {
 	// Identity has the keys and the trust that listeners, hops, backend TLS and Issuers name, and
 	// gets the keys of UseKeys. Nil makes one.
 	Identity *identity.Store
+
+	// Peers are other sites with which catalogs of services are exchanged. Their source is
+	// Gateway.Peers. Site is what this one calls itself to them; "" for nothing.
+	Peers []peer.Config
+	Site  string
 
 	// Metrics adds gauges to those of the gateway, by GaugeSet of package metrics. May be nil.
 	Metrics func(add func(name, help string, labels []string, read func(yield func(labels []string, v float64))))

@@ -15,7 +15,6 @@ import (
 	"culvert.dev/connect"
 	"culvert.dev/connect/h2"
 	"culvert.dev/connect/hbone"
-	"culvert.dev/connect/socks5"
 	"culvert.dev/connect/ws"
 	"culvert.dev/identity/jwt"
 	"culvert.dev/internal/admin"
@@ -380,7 +379,7 @@ func wantsCredentials(p tunnel.Protocol) bool {
 	switch p := p.(type) {
 	case *connect.Protocol:
 		return connect.Asks(p.Auth)
-	case *socks5.Protocol:
+	case interface{ Asks() bool }: // SOCKS5, and PROXY inside TLS
 		return p.Asks()
 	case *h2.Protocol:
 		return connect.Asks(p.Auth)

@@ -34,6 +34,7 @@ import (
 	"culvert.dev/internal/udp"
 	"culvert.dev/registry"
 	"culvert.dev/registry/checks"
+	"culvert.dev/registry/peer"
 	"culvert.dev/reverse"
 	"culvert.dev/tunnel"
 )
@@ -67,7 +68,9 @@ type Gateway struct {
 	upstreams *upstream.Transports
 	router    *tunnel.Router
 	handler   *reservedNames // of all streams: before the router
+	peers     *peer.Peers
 	groups    *reverse.Groups
+	sessions  *reverse.Server // of connectors
 	loops     *tunnel.Loops
 	relay     *tunnel.Relay
 	server    *tunnel.Server
@@ -164,7 +167,12 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 		Resolver: g.registry, Dialer: direct, Relay: g.relay, Budget: budget,
 		Observe: observe, CurrentLimits: g.currentLimits.Load,
 	}
-	g.handler = &reservedNames{router: g.router, handlers: map[tunnel.Name]reservedName{}}
+	g.sessions = &reverse.Server{Groups: g.groups, Router: g.router, CurrentVia: g.via, Log: g.log}
+	g.handler = &reservedNames{router: g.router, handlers: map[tunnel.Name]reservedName{reverse.Name: {Handler: g.sessions}}}
+	if err := g.newPeers(); err != nil {
+		g.Close()
+		return nil, err
+	}
 	g.revoker = newRevoker(g.router, cfg.Identity, g.log)
 	g.registry.OnSwap = g.revoker.swapped
 	g.server = &tunnel.Server{Handler: g.handler, CurrentLimits: g.currentLimits.Load, Budget: budget, Observe: observe, Log: g.log, Loops: g.loops}
@@ -178,6 +186,7 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 	g.onTable(g.inbound.tableChanged)
 	g.checker = &checks.Checker{Registry: g.registry, Dial: direct.DialEndpoint, TLS: g.upstreams.TLSLayer, Lookup: cfg.Lookup, Budget: budget, Log: g.log}
 	g.onTable(g.checker.Changed)
+	g.onTable(g.peers.TableChanged)
 	if cfg.DNS != nil {
 		g.dns.prepare(cfg.DNS.Server)
 	}
@@ -401,12 +410,14 @@ func (g *Gateway) drain(ctx context.Context, now <-chan struct{}, interrupted bo
 		}
 	}()
 	g.log.Info("draining", "tunnels", g.relay.Open(), "delay", delay, "timeout", timeout, "hint", "a second signal ends it now")
+	g.sessions.Drain()
 	sleep(ctx, min(delay, timeout/2))
 
 	last := timeout / 5 // of the time is for aborts
 	orderly, stopWaiting := context.WithDeadline(ctx, deadline.Add(-last))
 	defer stopWaiting()
 	g.datagrams.Drain()
+	g.peers.Drain()
 	// A connection of many tunnels ends with the last of them, so what is
 	// aborted below is also what Shutdown waits for.
 	stopped := make(chan struct{})

@@ -3,7 +3,7 @@ package gateway
 import "culvert.dev/internal/admin"
 
 // Reconfigure has the gateway use what of next may change while it serves: Limits, Memory,
-// DrainDelay, DrainTimeout, Via, Admin, AdminControl, DNS, Issuers, ServicePorts and VIPs. It
+// DrainDelay, DrainTimeout, Via, Admin, AdminControl, DNS, Issuers, Peers, ServicePorts and VIPs. It
 // ignores everything else. After an error nothing has changed.
 //
 // Where ServicePorts or VIPs come, a State that cannot be used is tried again, and no service
@@ -29,6 +29,9 @@ func (g *Gateway) Reconfigure(next Config) error {
 	g.reconfiguring.Lock()
 	defer g.reconfiguring.Unlock()
 	if err := g.tokens.Use(next.Issuers); err != nil {
+		return err
+	}
+	if err := g.peers.Configure(next.Peers); err != nil {
 		return err
 	}
 	limits := next.Limits

@@ -22,6 +22,7 @@ func (d *decoder) check(root *yaml.Node) {
 	}
 	d.checkNetworks()
 	d.checkMesh()
+	d.checkPeerEntries()
 	for i := range d.cfg.Services {
 		d.checkService(i)
 	}
@@ -220,6 +221,7 @@ func (d *decoder) checkListeners() {
 			}
 		}
 		d.checkTLS(l, at)
+		d.checkLoadBalancer(l, at)
 		d.checkSSH(l, at)
 		asks := at.value("auth") != nil || at.value("ssh") != nil || slices.ContainsFunc(tlsItems(at), func(m mapping) bool { return m.value("clientCAFile") != nil || m.value("trust") != nil })
 		if l.EndWithCredential && !asks {

@@ -36,6 +36,7 @@ type Config struct {
 	Log       Log
 	Services  []*registry.Service
 	Policies  []*policy.Policy
+	Peers     []Peer
 
 	ServicePorts *ServicePorts // nil means that no service has a port to itself
 	VIPs         *VIPs         // nil means that no service has an address to itself
@@ -90,6 +91,8 @@ type Listener struct {
 	WebSocket  WebSocket `yaml:"websocket"`                                   // of the protocol
 	SSH        *SSH      `yaml:"ssh"`                                         // of the protocol; nil for a listener without it
 
+	LoadBalancer *LoadBalancer `yaml:"loadBalancer"` // what is in front and ends HTTPS; nil means nothing
+
 	// UnidentifiedCallers says what conditions of policies on identities are to callers
 	// that have none: with "deny" and by default they deny, and with "defer" they are left
 	// to the service where TLS passes through.
@@ -123,11 +126,7 @@ func (p *Proxy) check(d *decoder, at mapping) {
 	if n := at.value("from"); n != nil && n.Kind == yaml.SequenceNode && len(n.Content) == 0 {
 		d.errorf(n, hint, "from is empty, which would refuse every client")
 	}
-	for i, r := range p.From {
-		if r.IsValid() && r.Bits() == 0 { // who is trusted may claim to be anybody
-			d.errorf(at.item("from", i), hint, "range %s covers everybody", r)
-		}
-	}
+	checkEverybody(d, at, p.From)
 }
 
 // Limits bound what clients can use. A count is at least 1, or -1 for no limit, and
@@ -270,6 +269,9 @@ func reload(path string, data []byte, current *Config) (*Config, error) {
 	}
 	if k := d.cfg.Kubernetes; k != nil && k.State != "" {
 		k.State = d.beside(k.State)
+	}
+	for i := range d.cfg.Peers {
+		d.cfg.Peers[i].State = d.besideIf(d.cfg.Peers[i].State)
 	}
 	if err := d.errs.sorted(); err != nil {
 		return nil, err

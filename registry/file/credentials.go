@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"culvert.dev/registry"
 	"culvert.dev/tunnel"
 	"go.yaml.in/yaml/v3"
 )
@@ -182,6 +183,7 @@ func (d *decoder) eachCredentials(f func(at mapping, caKey string)) {
 			hops(mapping{at.item("gateways", j)}, "transports", len(network.Gateways[j].Transports))
 		}
 	}
+	d.eachPeerGateway(func(_ *Peer, g *registry.Gateway, at mapping) { hops(at, "transports", len(g.Transports)) })
 	f(d.gatewayTransport(), "caFile")
 	for i, s := range d.cfg.Services {
 		at := d.services[i]

@@ -24,6 +24,7 @@ type decoder struct {
 	root     mapping
 	services []mapping // the elements of services; empty for those that were read before
 	policies []mapping // the elements of policies
+	peers    []mapping // the elements of peers
 
 	keyNames map[string][2]string // the files of cfg.Credentials.Keys
 }

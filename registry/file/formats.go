@@ -52,6 +52,7 @@ var formats = map[string]format{
 	"portRange":        formatOf(parsePortRange),
 	"proxy":            formatOf(hopAddress(checkProxy)),
 	"publicAddress":    formatOf(parsePublicAddress),
+	"requestField":     formatOf(parseRequestField),
 	"san":              formatOf(parseSAN),
 	"serverName":       formatOf(parseServerName),
 	"servicePattern":   formatOf(parseServicePattern),

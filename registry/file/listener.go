@@ -37,6 +37,7 @@ func (l *Listener) forTable() *registry.Listener {
 	if l.Proxy != nil {
 		s.ProxyProtocol = l.Proxy.From
 	}
+	s.LoadBalancer = l.LoadBalancer.forTable()
 	if l.Auth != nil {
 		s.Auth = &registry.Auth{Users: l.Auth.Users, Tokens: l.Auth.Tokens, Issuers: l.Auth.Issuers}
 	}

@@ -15,7 +15,7 @@ import (
 )
 
 // Inner are the protocols that a listener's TLS may have inside.
-var Inner = []string{"connect", "connect-h2", "hbone", "socks5", "websocket", "connect-h3", "connect-udp", "tcp"}
+var Inner = []string{"connect", "connect-h2", "hbone", "socks5", "websocket", "connect-h3", "connect-udp", "proxy", "tcp"}
 
 // A TLS is how a listener ends TLS for some names.
 type TLS struct {
@@ -130,7 +130,7 @@ type tlsSettings struct {
 	Key                []string         `yaml:"key,single" what:"a key" unique:"key" empty:"name a key of identity.keys"`
 	Certificates       []KeyFiles       `yaml:"certificates" what:"a certificate"` // beside the first
 	Names              []tunnel.Pattern `yaml:"names" what:"a name" as:"pattern"`
-	Protocols          []string         `yaml:"protocols" what:"a protocol" oneof:"connect connect-h2 hbone socks5 websocket connect-h3 connect-udp tcp" unique:"protocol" empty:"leave the key out for connect and connect-h2"`
+	Protocols          []string         `yaml:"protocols" what:"a protocol" oneof:"connect connect-h2 hbone socks5 websocket connect-h3 connect-udp proxy tcp" unique:"protocol" empty:"leave the key out for connect and connect-h2"`
 	ALPN               []string         `yaml:"alpn" what:"an ALPN protocol" as:"alpn" unique:"ALPN protocol" empty:"leave the key out to speak no ALPN"`
 	ClientCAFile       caFiles          `yaml:"clientCAFile"`
 	Trust              []string         `yaml:"trust,single" what:"trust" unique:"trust" empty:"name trust of identity.trust"`

@@ -67,6 +67,12 @@ func (d *decoder) checkTLSItem(l *Listener, t *TLS, settings mapping) {
 		d.errorf(protocols, "give one of them a listener of its own", "hbone and connect-h2 begin with the same bytes and can't be told apart")
 	case has("hbone") && (cas == nil || t.Optional || ignored):
 		d.errorf(protocols, "add clientCAFile or trust, and leave clientCertificates out", "hbone identifies its clients by certificates, which this listener does not require")
+	case has("proxy") && len(t.Protocols) > 1:
+		d.errorf(protocols, "give it names of its own: tls: [{names: [...], protocols: [proxy], ...}, ...]", "proxy inside TLS stands alone: whoever may speak it states who its clients are")
+	case has("proxy") && (cas == nil || t.Optional || ignored):
+		d.errorf(protocols, "add trust, and leave clientCertificates out", "proxy inside TLS is for gateways, which have certificates, and this listener does not require one")
+	case has("proxy") && !d.cfg.Identity.delegates():
+		d.errorf(protocols, "list the gateways: identity: {trust: {DOMAIN: {delegates: [...], ...}}}", "proxy inside TLS is for gateways that may state callers, and no trust of identity has delegates")
 	case t.plain() && len(t.Protocols) > 1:
 		d.errorf(protocols, "give it names of its own: tls: [{names: [...], protocols: [tcp], ...}, ...]", "tcp can't be told apart from other protocols: it is whatever the service speaks")
 	}
@@ -253,6 +259,18 @@ func (c *Identity) key(name string) *IdentityKey {
 		return nil
 	}
 	return c.Keys[name]
+}
+
+// delegates reports whether there is a gateway that may name callers.
+func (c *Identity) delegates() bool {
+	if c != nil {
+		for _, t := range c.Trust {
+			if t != nil && len(t.Delegates) > 0 {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // covers reports whether c has the name, as a listener's TLS looks for it.

@@ -47,8 +47,11 @@ type hopAccess struct {
 	TokenFile       string       `yaml:"tokenFile"`
 	JWTSVID         *jwtSVID     `yaml:"jwtSVID"` // nil for none
 	UserFile        string       `yaml:"userFile"`
-	CAFile          caFiles      `yaml:"caFile"`
-	Trust           []string     `yaml:"trust,single" what:"trust" unique:"trust" empty:"name trust of identity.trust"`
+
+	CredentialsHeader string `yaml:"credentialsHeader" as:"requestField"` // "" means that of the protocol
+
+	CAFile caFiles  `yaml:"caFile"`
+	Trust  []string `yaml:"trust,single" what:"trust" unique:"trust" empty:"name trust of identity.trust"`
 }
 
 // A jwtSVID says which JWT-SVID of the Workload API is shown.
@@ -73,7 +76,7 @@ func (j *jwtSVID) registered() *registry.JWTSVID {
 func (a *hopAccess) registered() registry.Hop {
 	return registry.Hop{
 		Insecure: a.Insecure, HTTP2: a.HTTP2, ServerName: a.ServerName, Peers: readable(a.Peers), InnerPeers: readable(a.Behind),
-		ForwardIdentity: a.ForwardIdentity.registered(), KeyName: a.Key, TrustNames: readable(a.Trust), JWTSVID: a.JWTSVID.registered(),
+		ForwardIdentity: a.ForwardIdentity.registered(), KeyName: a.Key, TrustNames: readable(a.Trust), JWTSVID: a.JWTSVID.registered(), CredentialsField: a.CredentialsHeader,
 	}
 }
 
@@ -118,6 +121,9 @@ func (d *decoder) checkVia(at mapping, list []hop) {
 		}
 		d.checkPeers(n, &h)
 		d.checkSecrets(n, valueOf(n, h.Proto), &h, i == 0)
+		if i < len(list)-1 && h.ForwardIdentity != (registry.HopIdentity{}) {
+			d.errorf(keyOf(n, "forwardIdentity"), "move it to the last gateway", "forwardIdentity has no effect: of several gateways the last one alone is told who a client is")
+		}
 		if i > 0 && has(n, "connect-h3") && !before.CarriesDatagrams() {
 			d.errorf(keyOf(n, "connect-h3"), "write connect-h2, or ask the gateway before it by connect-h2 or connect-h3", "connect-h3 is carried by UDP, and the gateway before it carries streams alone")
 		}
@@ -192,6 +198,14 @@ func (d *decoder) checkAccess(n *yaml.Node, protocol string, hasTLS bool) {
 	} else {
 		d.checkOneCredential(n)
 	}
+	if has(n, "credentialsHeader") {
+		switch {
+		case protocol == "socks5" || protocol == "hbone":
+			d.errorf(keyOf(n, "credentialsHeader"), "leave it out", "credentialsHeader has no effect: %s sends no credentials in a header", protocol)
+		case !has(n, "tokenFile") && !has(n, "jwtSVID") && !has(n, "userFile"):
+			d.errorf(keyOf(n, "credentialsHeader"), "add tokenFile, jwtSVID or userFile, or leave it out", "credentialsHeader has no effect: no credentials are sent")
+		}
+	}
 	if has(n, "http2") && protocol != "websocket" {
 		d.errorf(keyOf(n, "http2"), "leave it out", "http2 has no effect: it is for websocket only")
 	}
@@ -221,6 +235,11 @@ func (d *decoder) showsJWTSVID() bool {
 	for i := range d.cfg.Networks {
 		n := &d.cfg.Networks[i]
 		if slices.ContainsFunc(n.Via, shows) || slices.ContainsFunc(n.Gateways, func(g registry.Gateway) bool { return slices.ContainsFunc(g.Transports, shows) }) {
+			return true
+		}
+	}
+	for i := range d.cfg.Peers {
+		if slices.ContainsFunc(d.cfg.Peers[i].Gateways, func(g registry.Gateway) bool { return slices.ContainsFunc(g.Transports, shows) }) {
 			return true
 		}
 	}
@@ -279,6 +298,9 @@ func (d *decoder) readHopFiles(path string) (all [][]byte) {
 			d.readFilesOfHops(path, d.cfg.Networks[i].Gateways[j].Transports, mapping{d.network(i).item("gateways", j)}, "transports", &all)
 		}
 	}
+	d.eachPeerGateway(func(_ *Peer, g *registry.Gateway, at mapping) {
+		d.readFilesOfHops(path, g.Transports, at, "transports", &all)
+	})
 	if hop := d.cfg.GatewayTransport; hop != nil {
 		d.readFilesOfHop(path, hop, d.gatewayTransport(), "gatewayTransport", &all)
 	}

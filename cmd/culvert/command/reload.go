@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"reflect"
+	"slices"
 	"sync/atomic"
 
 	"culvert.dev/internal/gateway"
@@ -42,7 +43,11 @@ type reloader struct {
 func (r *reloader) follow(ctx context.Context, g *gateway.Gateway, src *file.Source, c *file.Config, cfg gateway.Config) {
 	states := *c
 	r.g, r.states, r.cfg, r.dns, r.read = g, &states, cfg, c.DNS, src.Load
-	r.sources = func() *registry.Group { return r.kube.group(ctx, g) }
+	r.sources = func() *registry.Group {
+		group := r.kube.group(ctx, g)
+		group.Sources = append(slices.Clone(group.Sources), g.Peers())
+		return group
+	}
 	if r.read == nil {
 		r.read = file.Reload
 	}

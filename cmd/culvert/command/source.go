@@ -166,7 +166,7 @@ func (o *sourceOptions) sources(c *file.Config, log *slog.Logger) ([]registry.So
 
 // gatewayConfig makes what gateway.New takes.
 func gatewayConfig(c *file.Config) (gateway.Config, error) {
-	cfg := gateway.Config{Mesh: c.Mesh, Lookup: new(dns.Resolver).Lookup, Version: version}
+	cfg := gateway.Config{Site: c.Cluster, Mesh: c.Mesh, Lookup: new(dns.Resolver).Lookup, Version: version}
 	err := settings(c, &cfg)
 	if err != nil {
 		return cfg, err
@@ -202,6 +202,9 @@ func settings(c *file.Config, cfg *gateway.Config) (err error) {
 		return err
 	}
 	if err := checkIdentity(c.Identity); err != nil {
+		return err
+	}
+	if cfg.Peers, err = peersOf(c); err != nil {
 		return err
 	}
 	cfg.ServicePorts, cfg.VIPs = servicePorts(c), (*gateway.VIPs)(c.VIPs)

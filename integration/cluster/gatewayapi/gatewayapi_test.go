@@ -134,6 +134,8 @@ spec:
 		}
 	})
 
+	t.Run("a Service that is told who calls", func(t *testing.T) { b.of(t).forwardIdentity() })
+
 	t.Run("GatewayNameMaximumLength", func(t *testing.T) {
 		b := b.of(t)
 		name := strings.Repeat(strings.Repeat("g", 61)+".", 4) + "edge1"

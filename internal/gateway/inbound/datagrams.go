@@ -66,8 +66,8 @@ func (d *Datagrams) Protos() []string {
 }
 
 // connectUDP makes the protocol of CONNECT-UDP.
-func (b *Builder) connectUDP(auth connect.Authenticator) *connectudp.Protocol {
-	return &connectudp.Protocol{Protocol: connect.Protocol{Auth: auth, CurrentVia: b.CurrentVia, Delegate: b.delegate()}, Dialer: b.UDP, Dropped: b.DroppedDatagrams, Budget: b.Budget}
+func (b *Builder) connectUDP(auth connect.Authenticator, front connect.Intermediary) *connectudp.Protocol {
+	return &connectudp.Protocol{Protocol: connect.Protocol{Auth: auth, Intermediary: front, CurrentVia: b.CurrentVia, Delegate: b.delegate()}, Dialer: b.UDP, Dropped: b.DroppedDatagrams, Budget: b.Budget}
 }
 
 // An HTTP3 ends QUIC at an address of UDP and takes CONNECT over HTTP/3. Its
@@ -129,7 +129,7 @@ func (p *HTTP3) prepare(b *Builder, name string) {
 	}}
 	s.Auth, s.CurrentVia, s.Name, s.Delegate = p.Auth, p.CurrentVia, name, b.delegate()
 	if p.ConnectUDP {
-		s.Extended = []connect.ExtendedService{b.connectUDP(p.Auth)}
+		s.Extended = []connect.ExtendedService{b.connectUDP(p.Auth, connect.Intermediary{})}
 	}
 	s.CurrentLimits, s.Budget, s.Observe, s.Log = b.Limits, b.Budget, b.Observe, b.Log
 }

@@ -21,11 +21,36 @@ type delegates struct {
 
 // delegate returns what finds the caller of a request that another gateway passes on.
 func (b *Builder) delegate() connect.DelegateFunc {
+	if d := b.believed(); d != nil {
+		return d.peer
+	}
+	return nil
+}
+
+// believed returns the delegates of b, nil where it has no identity.
+func (b *Builder) believed() *delegates {
 	if b.Identity == nil {
 		return nil
 	}
 	b.delegatesOnce.Do(func() { b.delegates = &delegates{store: b.Identity} })
-	return b.delegates.peer
+	return b.delegates
+}
+
+// caller returns who has made req, which a gateway has passed on with a PROXY header inside
+// TLS: whom the assertion in it states, and the gateway itself without one. As the header
+// says where the client is, too, nobody may send one but a gateway that some trust domain
+// lists. It is the Caller of a proxyproto.Inner; d may be nil.
+func (d *delegates) caller(req *tunnel.Request, assertion string) (tunnel.Peer, error) {
+	gateway := &req.TLS.Peer
+	switch {
+	case gateway.Method != "mtls":
+		return tunnel.Peer{}, errors.New("the client has shown no certificate, and only a gateway may send a PROXY header here")
+	case d == nil || len(d.store.Delegations(gateway.ID)) == 0:
+		return tunnel.Peer{}, fmt.Errorf("%q may not send a PROXY header here: it is in no list of delegates", gateway.ID)
+	case assertion == "":
+		return req.Peer, nil
+	}
+	return d.peer(req, []string{assertion})
 }
 
 // peer returns who has made req: whom the gateway states, whose certificate was verified,
@@ -85,16 +110,20 @@ func (s *statement) Revoked() error {
 	return fmt.Errorf("%s is no delegate of the trust domain %q any more", s.by.ID, domain)
 }
 
-// namesOf returns what a gateway with that certificate calls itself.
+// namesOf returns what assertions call a gateway with that certificate: as a gateway by its
+// URI, or a name with "dns:", and as a service also by what its clients verify.
 func namesOf(own *x509.Certificate) (all []string) {
 	if own == nil {
 		return nil
 	}
 	if len(own.URIs) == 1 {
-		return []string{own.URIs[0].String()}
+		all = append(all, own.URIs[0].String())
 	}
 	for _, name := range own.DNSNames {
-		all = append(all, "dns:"+name)
+		all = append(all, "dns:"+name, name)
+	}
+	for _, ip := range own.IPAddresses {
+		all = append(all, ip.String())
 	}
 	return all
 }

@@ -183,6 +183,9 @@ func (o *Listener) makeSettings(next, before *config) (err error) {
 			return err
 		}
 		next.serving = &tunnel.ListenerConfig{Name: next.Name, Protocols: ps, ConnHeader: connHeader(s), RequireTLS: s.RequireTLS, PeerCredentials: s.PeerCredentials}
+		if s.LoadBalancer != nil {
+			next.serving.Proxies = s.LoadBalancer.From
+		}
 		next.tls = term
 	}
 	o.verifier.gone = nil

@@ -29,7 +29,7 @@ func (l *Listener) streamProtocols(s *registry.ListenerSettings) ([]tunnel.Proto
 	if !s.Service.IsZero() {
 		return []tunnel.Protocol{&tunnel.Fixed{To: s.Service, Port: s.Port}}, nil, nil
 	}
-	outer, err := l.speak(s.Protocols, s)
+	outer, err := l.speak(s.Protocols, s, false)
 	if err != nil || len(s.TLS) == 0 {
 		return outer, nil, err
 	}
@@ -38,7 +38,7 @@ func (l *Listener) streamProtocols(s *registry.ListenerSettings) ([]tunnel.Proto
 		if plain(&s.TLS[i]) {
 			continue
 		}
-		inner, err := l.speak(s.TLS[i].Protocols, s)
+		inner, err := l.speak(s.TLS[i].Protocols, s, true)
 		if err != nil {
 			return nil, nil, err
 		}
@@ -189,9 +189,9 @@ func (p *impliedSNI) Sniff(prefix []byte) tunnel.Verdict {
 	return p.Protocol.Sniff(prefix)
 }
 
-// speak makes the protocols of those names.
-func (l *Listener) speak(names []string, s *registry.ListenerSettings) ([]tunnel.Protocol, error) {
-	auth, via := l.verifier, l.builder.CurrentVia
+// speak makes the protocols of those names, in the clear or inside TLS that ends here.
+func (l *Listener) speak(names []string, s *registry.ListenerSettings, inside bool) ([]tunnel.Protocol, error) {
+	auth, via, front := l.verifier, l.builder.CurrentVia, intermediary(s)
 	// CONNECT takes every method, to say what is wrong with it, so WebSocket is
 	// asked before it.
 	names = slices.Clone(names)
@@ -210,13 +210,13 @@ func (l *Listener) speak(names []string, s *registry.ListenerSettings) ([]tunnel
 			}
 		case "connect", "connect-h2":
 			if name == "connect-h2" {
-				carrier = &h2.Protocol{Auth: auth, CurrentVia: via, Delegate: l.builder.delegate()}
+				carrier = &h2.Protocol{Auth: auth, Intermediary: front, CurrentVia: via, Delegate: l.builder.delegate()}
 				ps = append(ps, carrier)
 				continue
 			}
-			ps = append(ps, &connect.Protocol{Auth: auth, CurrentVia: via, Delegate: l.builder.delegate()})
+			ps = append(ps, &connect.Protocol{Auth: auth, Intermediary: front, CurrentVia: via, Delegate: l.builder.delegate()})
 		case "connect-udp":
-			extended = append(extended, l.builder.connectUDP(auth))
+			extended = append(extended, l.builder.connectUDP(auth, front))
 		case "hbone":
 			ps = append(ps, &hbone.Protocol{CurrentVia: via, Delegate: l.builder.delegate()})
 		case "socks5":
@@ -224,6 +224,10 @@ func (l *Listener) speak(names []string, s *registry.ListenerSettings) ([]tunnel
 		case "postgres":
 			ps = append(ps, &postgres.Protocol{TLS: &sni.Protocol{Refusal: refusal(s), Nameless: true}})
 		case "proxy":
+			if inside {
+				ps = append(ps, &proxyproto.Inner{Caller: l.builder.believed().caller})
+				continue
+			}
 			ps = append(ps, &proxyproto.Protocol{})
 		case "ssh":
 			p := &ssh.Protocol{}
@@ -232,7 +236,7 @@ func (l *Listener) speak(names []string, s *registry.ListenerSettings) ([]tunnel
 			}
 			ps = append(ps, p)
 		case "websocket":
-			sockets = &ws.Protocol{Path: s.WebSocket.Path, Hosts: s.WebSocket.Hosts, Origins: s.WebSocket.Origins, Auth: auth, CurrentVia: via}
+			sockets = &ws.Protocol{Path: s.WebSocket.Path, Hosts: s.WebSocket.Hosts, Origins: s.WebSocket.Origins, Auth: auth, Intermediary: front, CurrentVia: via}
 			ps = append(ps, sockets)
 		default:
 			return nil, fmt.Errorf("unknown protocol %q", name)
@@ -253,6 +257,14 @@ func connHeader(s *registry.ListenerSettings) tunnel.ConnHeader {
 		return nil
 	}
 	return &proxyproto.ConnHeader{From: s.ProxyProtocol}
+}
+
+// intermediary returns the load balancer in front; the zero value where there is none.
+func intermediary(s *registry.ListenerSettings) connect.Intermediary {
+	if s.LoadBalancer == nil {
+		return connect.Intermediary{}
+	}
+	return connect.Intermediary{ClientField: s.LoadBalancer.ClientField, Hops: s.LoadBalancer.Hops, CredentialsField: s.LoadBalancer.CredentialsField}
 }
 
 // rank orders protocols by how much they take for theirs.

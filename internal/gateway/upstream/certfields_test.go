@@ -159,6 +159,8 @@ func TestCertificateFields(t *testing.T) {
 		{"a client", gateway, own, own},
 		{"a gateway that states its client", peer(partner, "mtls", gateway), own, "By=" + front + ";URI=" + partner + "," + own},
 		{"a gateway that states one with a DNS name", peer("dns:a.test", "mtls", gateway), own, "By=" + front + ";DNS=a.test," + own},
+		{"a gateway that states one of a CA of no trust domain", peer("uri:urn:x:y", "mtls", gateway), own, "By=" + front + ";URI=urn:x:y," + own},
+		{"a gateway that states an id of no trust domain", peer("uri:spiffe://partner.test/a", "mtls", gateway), own, own},
 		{"a gateway behind a gateway", peer(partner, "mtls", gateway.WithActor(far)), own, "By=" + far.ID + ";URI=" + partner + ",By=" + front + ";URI=" + far.ID + "," + own},
 		{"a gateway that states a user", peer("alice", "basic", gateway), own, own},
 		{"a gateway that states a token", peer(partner, "jwt", gateway.WithActor(far)), own, "By=" + front + ";URI=" + far.ID + "," + own},

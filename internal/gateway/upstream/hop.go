@@ -1,6 +1,7 @@
 package upstream
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -50,7 +51,7 @@ func hopSettings(hops []registry.Hop) []any {
 		if h.JWTSVID != nil {
 			svid = append([]string{h.JWTSVID.ID}, h.JWTSVID.Audience...)
 		}
-		settings = append(settings, h.Proto, h.Addresses, h.ServerName, string(h.Token), h.TokenFile, svid, h.User, string(h.Password), h.Roots, h.Certificate, string(h.Key), h.Peers, h.InnerPeers, h.Trust, h.KeyName, h.TrustNames, fmt.Sprint(h.ForwardIdentity), fmt.Sprint(h.HTTP2), fmt.Sprint(h.Insecure))
+		settings = append(settings, h.Proto, h.Addresses, h.ServerName, string(h.Token), h.TokenFile, svid, h.CredentialsField, h.User, string(h.Password), h.Roots, h.Certificate, string(h.Key), h.Peers, h.InnerPeers, h.Trust, h.KeyName, h.TrustNames, fmt.Sprint(h.ForwardIdentity), fmt.Sprint(h.HTTP2), fmt.Sprint(h.Insecure))
 	}
 	return settings
 }
@@ -272,10 +273,19 @@ func (t *Transports) newCarrier(h *registry.Hop, addr string, dialer tunnel.Dial
 	case h.User != "":
 		credentials = connect.BasicCredentials(h.User, string(h.Password))
 	}
+	usual := "Proxy-Authorization"
+	if h.Proto == "websocket" {
+		usual = "Authorization"
+	}
+	header := token.in(cmp.Or(h.CredentialsField, usual))
 	if (credentials != "" || token != nil) && !h.Insecure {
 		if to, clear := h.CleartextAddress(first); clear {
 			return nil, fmt.Errorf("gateway: the credentials for %q would go there unencrypted, and it is not said to be insecure", to)
 		}
+	}
+	if credentials != "" && h.CredentialsField != "" {
+		fixed := connect.Field{Name: h.CredentialsField, Value: credentials}
+		header, credentials = func(context.Context, string) (connect.Fields, error) { return connect.Fields{fixed}, nil }, ""
 	}
 	cfg := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: h.ServerName, DynamicRecordSizingDisabled: true}
 	if h.Certificate != "" {
@@ -315,12 +325,12 @@ func (t *Transports) newCarrier(h *registry.Hop, addr string, dialer tunnel.Dial
 			cfg = nil
 		}
 		if h.Proto == "connect-h2" {
-			d := &h2.Dialer{Proxy: proxy, Dialer: budgetDialer{dialer, t.Budget}, TLS: cfg, Authorization: credentials, Header: token.in("Proxy-Authorization"), SessionHeader: caller, Via: t.via()}
+			d := &h2.Dialer{Proxy: proxy, Dialer: budgetDialer{dialer, t.Budget}, TLS: cfg, Authorization: credentials, Header: header, SessionHeader: caller, Via: t.via()}
 			return t.withDatagrams(d, proxy), nil
 		}
-		return &connect.Dialer{Proxy: proxy, Dialer: dialer, TLS: cfg, Authorization: credentials, Header: token.in("Proxy-Authorization"), SessionHeader: caller, Via: t.via()}, nil
+		return &connect.Dialer{Proxy: proxy, Dialer: dialer, TLS: cfg, Authorization: credentials, Header: header, SessionHeader: caller, Via: t.via()}, nil
 	case "connect-h3":
-		d := &h3.Dialer{Proxy: addr, TLS: cfg, Authorization: credentials, Header: token.in("Proxy-Authorization"), SessionHeader: caller, Via: t.via(), Lookup: t.addresses, Listen: t.listenUDP}
+		d := &h3.Dialer{Proxy: addr, TLS: cfg, Authorization: credentials, Header: header, SessionHeader: caller, Via: t.via(), Lookup: t.addresses, Listen: t.listenUDP}
 		if !first {
 			if before, ok := dialer.(gatewayList); !ok || !before.carriesDatagrams() {
 				return nil, fmt.Errorf("gateway: %q can be asked by connect-h3 only if the gateway before it is asked by connect-h2 or connect-h3, which carry datagrams", addr)
@@ -339,7 +349,7 @@ func (t *Transports) newCarrier(h *registry.Hop, addr string, dialer tunnel.Dial
 		if h.ServerName != "" { // the URL has it, too: a server may serve several names
 			addr, dialer = withHost(addr, to, h.ServerName), dialerTo{dialer, to}
 		}
-		single := &ws.Dialer{URL: addr, Dialer: dialer, TLS: cfg, Authorization: credentials, Header: token.in("Authorization"), Via: t.via()}
+		single := &ws.Dialer{URL: addr, Dialer: dialer, TLS: cfg, Authorization: credentials, Header: header, Via: t.via()}
 		if h.HTTP2 {
 			return NewWebSocketDialer(single), nil
 		}

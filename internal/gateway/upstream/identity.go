@@ -258,7 +258,7 @@ func (f *callerFields) certificates(req *tunnel.Request) (fields connect.Fields,
 		return nil, err
 	}
 	h := http.Header{}
-	if err := f.certs.Set(h, &delegation.Caller{By: by, Chain: req.TLS.Chain, Before: statedCallers(req)}); err != nil {
+	if err := f.certs.Set(h, &delegation.Caller{By: by, Chain: req.TLS.Chain, ID: req.TLS.Peer.ID, Before: statedCallers(req)}); err != nil {
 		return nil, err
 	}
 	for _, name := range []string{delegation.XFCCField, delegation.ClientCertField, delegation.ClientCertChainField} {
@@ -293,11 +293,12 @@ func statedCallers(req *tunnel.Request) (before []delegation.XFCC) {
 // appendElement appends what the gateway by states of a client that is called id. An id that
 // is no name of a certificate is left out.
 func appendElement(to []delegation.XFCC, by, id string) []delegation.XFCC {
-	switch name, isDNS := strings.CutPrefix(id, "dns:"); {
-	case isDNS:
+	if name, ok := strings.CutPrefix(id, "dns:"); ok {
 		return append(to, delegation.XFCC{By: []string{by}, DNS: []string{name}})
-	case strings.Contains(id, "://"):
-		return append(to, delegation.XFCC{By: []string{by}, URI: []string{id}})
+	}
+	uri, ok := strings.CutPrefix(id, "uri:") // of a CA of no trust domain, which must not name a SPIFFE id
+	if ok && !strings.HasPrefix(strings.ToLower(uri), "spiffe:") || strings.HasPrefix(id, "spiffe://") {
+		return append(to, delegation.XFCC{By: []string{by}, URI: []string{uri}})
 	}
 	return to
 }
@@ -347,11 +348,32 @@ func (f *callerFields) token(req *tunnel.Request, cs *tls.ConnectionState) (stri
 	return token, nil
 }
 
+// pinned returns the key that get returns first, for as long as there is a carrier. So what
+// a carrier signs is signed with the key that its sessions have shown: after a rotation
+// there is another carrier, and on this one requests may still be on their way.
+func pinned(get func(*tls.CertificateRequestInfo) (*tls.Certificate, error)) func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+	var first atomic.Pointer[tls.Certificate]
+	return func(info *tls.CertificateRequestInfo) (*tls.Certificate, error) {
+		if c := first.Load(); c != nil {
+			return c, nil
+		}
+		c, err := get(info)
+		if err != nil {
+			return nil, err
+		}
+		first.CompareAndSwap(nil, c)
+		return first.Load(), nil
+	}
+}
+
 // callerHeader returns what states callers to the last of hops, nil where h is another one
-// or does not ask for that.
+// or does not ask for that. It changes cfg, by which h is asked.
 func callerHeader(h *registry.Hop, cfg *tls.Config) (connect.SessionFields, error) {
 	if h.ForwardIdentity == (registry.HopIdentity{}) {
 		return nil, nil
+	}
+	if cfg.GetClientCertificate != nil {
+		cfg.GetClientCertificate = pinned(cfg.GetClientCertificate)
 	}
 	f := &callerFields{
 		assertion: h.ForwardIdentity.Assertion, certificate: cfg.GetClientCertificate,

@@ -103,7 +103,7 @@ func (w *identityWorld) request() *tunnel.Request {
 	return &tunnel.Request{
 		Source: netip.MustParseAddrPort("198.51.100.7:1"),
 		Peer:   tunnel.Peer{ID: "spiffe://edge.test/ns/web/sa/front", Method: "mtls", Auth: &tunnel.AuthInfo{}},
-		TLS:    &tunnel.EndedTLS{Version: tls.VersionTLS13, Chain: []*x509.Certificate{w.caller.TLS.Leaf}},
+		TLS:    &tunnel.EndedTLS{Version: tls.VersionTLS13, Chain: []*x509.Certificate{w.caller.TLS.Leaf}, Peer: tunnel.Peer{ID: "spiffe://edge.test/ns/web/sa/front", Method: "mtls"}},
 	}
 }
 

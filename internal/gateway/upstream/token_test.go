@@ -2,10 +2,13 @@ package upstream
 
 import (
 	"errors"
+	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
 
+	"culvert.dev/connect"
 	"culvert.dev/registry"
 	"culvert.dev/tunnel"
 )
@@ -87,5 +90,50 @@ func TestHopTokensDiffer(t *testing.T) {
 	}
 	if _, err := all[3].DialContext(t.Context(), "tcp", "a.example:1"); tunnel.ReasonOf(err) != tunnel.DialFailed || !strings.Contains(err.Error(), `no token to show to gateway "https://gw.example:1"`) {
 		t.Errorf("without a Workload API: got %v, want %s", err, tunnel.DialFailed)
+	}
+}
+
+// Credentials are sent in the header that the hop names, and in no other one.
+func TestCredentialsField(t *testing.T) {
+	got := make(chan string, 1)
+	srv := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		var sent []string
+		for name, values := range r.Header {
+			for _, v := range values {
+				if strings.HasPrefix(v, "Bearer ") || strings.HasPrefix(v, "Basic ") {
+					sent = append(sent, name+": "+v)
+				}
+			}
+		}
+		got <- strings.Join(sent, "; ")
+		w.WriteHeader(http.StatusForbidden)
+	}))
+	srv.Config.Protocols = new(http.Protocols)
+	srv.Config.Protocols.SetHTTP1(true)
+	srv.Config.Protocols.SetUnencryptedHTTP2(true)
+	srv.Start()
+	t.Cleanup(srv.Close)
+	at := srv.Listener.Addr().String()
+	for proto, address := range map[string]string{"connect": at, "connect-h2": at, "websocket": "ws://" + at + "/"} {
+		for _, h := range []registry.Hop{{Token: "secret"}, {TokenFile: "token"}, {User: "alice", Password: "secret"}} {
+			h.Proto, h.Addresses, h.CredentialsField = proto, []string{address}, "Culvert-Credentials"
+			up := &Transports{Direct: &tunnel.NetDialer{}, ReadFile: func(string) ([]byte, error) { return []byte("secret\n"), nil }}
+			n, err := up.NextHop([]registry.Hop{h})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if c, err := n.DialContext(t.Context(), "tcp", "svc.test:443"); err == nil {
+				_ = c.Close()
+				t.Errorf("%s: a request that was answered 403 has a tunnel", proto)
+			}
+			want := "Culvert-Credentials: Bearer secret"
+			if h.User != "" {
+				want = "Culvert-Credentials: " + connect.BasicCredentials("alice", "secret")
+			}
+			if sent := <-got; sent != want {
+				t.Errorf("%s: got %q, want %q", proto, sent, want)
+			}
+			up.Close()
+		}
 	}
 }

@@ -115,7 +115,7 @@ func (t *Transports) New(s *registry.Service, ep *registry.Endpoint, g *registry
 		if t.Group == nil {
 			return nil, fmt.Errorf("gateway: endpoint group %q: this gateway takes no reverse sessions", ep.Group)
 		}
-		return WithLayers(t.Group(ep.Group), layers...), nil
+		return WithLayers(registry.NotFinal(t.Group(ep.Group)), layers...), nil
 	case len(via) > 0:
 		hop, err := t.NextHop(via)
 		if err != nil {

@@ -80,7 +80,7 @@ func (b *Balancing) Apply(to *registry.Service) {
 	}
 }
 
-// A Problem is an annotation that is malformed, and ignored.
+// A Problem is an annotation that is malformed.
 type Problem struct {
 	Key       string // without Prefix
 	Value     string // clipped
@@ -110,10 +110,10 @@ func ReadBalancing(service, namespace map[string]string) (b Balancing, problems 
 	return b, problems
 }
 
-// KeepBalancing returns those of an object's annotations that ReadBalancing reads, for a cache that
-// need not keep the others; nil if there are none.
-func KeepBalancing(all map[string]string) (kept map[string]string) {
-	for _, key := range balancingKeys {
+// Keep returns those of an object's annotations that ReadBalancing and ReadIdentity read, for a cache
+// that need not keep the others; nil if there are none.
+func Keep(all map[string]string) (kept map[string]string) {
+	for _, key := range append(balancingKeys[:], ForwardIdentity) {
 		if value, ok := all[Prefix+key]; ok {
 			if kept == nil {
 				kept = make(map[string]string, 1)

@@ -90,14 +90,14 @@ func TestUnknownKey(t *testing.T) {
 	}
 }
 
-func TestKeepBalancing(t *testing.T) {
-	used := notes(LoadBalancing, "leastConnections", Connections, "1", NewPerSecond, "2", PerEndpoint, "3", OutlierEjection, "true")
+func TestKeep(t *testing.T) {
+	used := notes(LoadBalancing, "leastConnections", Connections, "1", NewPerSecond, "2", PerEndpoint, "3", OutlierEjection, "true", ForwardIdentity, "insideTLS")
 	all := maps.Clone(used)
 	maps.Copy(all, map[string]string{"kubectl.kubernetes.io/last-applied-configuration": "{}", Prefix + "expose": "true", Connections: "9"})
-	if got := KeepBalancing(all); !maps.Equal(got, used) {
+	if got := Keep(all); !maps.Equal(got, used) {
 		t.Errorf("got %v, want %v", got, used)
 	}
-	if got := KeepBalancing(notes("expose", "true")); got != nil {
+	if got := Keep(notes("expose", "true")); got != nil {
 		t.Errorf("got %v, want nil", got)
 	}
 }

@@ -82,6 +82,7 @@ type exposure struct {
 	clients    registry.ClientFilter
 	startTLS   string
 	balancing  annotations.Balancing
+	identity   annotations.Identity
 
 	closed bool // something is malformed that must not be guessed
 }
@@ -104,6 +105,10 @@ var noteKinds = []noteKind{
 	{noteVIP, false, true, func(x *exposure, v string) error { return parseBool(v, &x.vip) }},
 	{noteExported, false, true, func(x *exposure, v string) error { return parseBool(v, &x.exported) }},
 	{noteProxyProtocol, true, true, parseProxyProtocol}, // without the header bytes would be misread
+	{annotations.ForwardIdentity, true, true, func(x *exposure, v string) (err error) {
+		x.identity, err = annotations.ParseIdentity(v)
+		return err
+	}},
 	{noteALPN, false, true, parseALPN},
 	{noteIdleTimeout, false, true, func(x *exposure, v string) error { return parseDuration(v, &x.idle) }},
 	{noteHalfClosed, false, true, func(x *exposure, v string) error { return parseDuration(v, &x.halfClosed) }},

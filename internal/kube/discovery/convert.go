@@ -4,6 +4,7 @@ import (
 	"slices"
 	"strings"
 
+	"culvert.dev/internal/kube/annotations"
 	"culvert.dev/internal/kube/endpoints"
 	"culvert.dev/registry"
 	"culvert.dev/tunnel"
@@ -64,6 +65,7 @@ func (v *view) convert(s *service, ns *namespace, of []*endpoints.Slice, exporte
 	out.VIP = x.vip || out.Exported && !out.Headless // the address of it in the cluster set
 	out.ProxyProtocol, out.IdleTimeout, out.HalfClosedTimeout, out.Check, out.Clients, out.StartTLS = x.proxy, x.idle, x.halfClosed, x.check, x.clients, x.startTLS
 	x.balancing.Apply(out)
+	x.identity.Apply(out)
 	if s.kind == corev1.ServiceTypeExternalName {
 		out.Endpoints = v.externalName(s)
 		return out, problems
@@ -82,6 +84,14 @@ func (v *view) expose(out *registry.Service, s *service, x *exposure, exported b
 	}
 	exported = (exported || x.exported && x.expose) && !x.refused
 	if x.closed || !x.expose && !exported {
+		return
+	}
+	switch {
+	case x.identity.InsideTLS:
+		refuse(annotations.ForwardIdentity, "the gateway speaks no TLS to the endpoints of an exposed Service: write \"beforeTLS; trustNetwork=true\", or reach it by a TLSRoute and a BackendTLSPolicy; the service is not exposed")
+		return
+	case x.identity.Told && x.proxy != 0:
+		refuse(noteProxyProtocol, "there is a header by "+prefix+annotations.ForwardIdentity+" already: remove one of the annotations; the service is not exposed")
 		return
 	}
 	if v.namespacesUnknown && !x.everyone && len(x.networks) == 0 {

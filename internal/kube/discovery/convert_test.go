@@ -77,6 +77,13 @@ func TestExposure(t *testing.T) {
 		{name: "an earlier name", svc: []string{"expose", "true", "idle", "90s"}, want: "everyone", problem: "did you mean culvert.dev/idle-timeout? it is ignored"},
 		{name: "no protocol that begins TLS", svc: []string{"expose", "true", "start-tls", "smtp"}, want: "nobody", problem: `write "postgres"; the service is not exposed`},
 		{name: "no client ranges", svc: []string{"expose", "true", "clients-allow", "all"}, want: "nobody", problem: `item 1 is not an address range: write 192.0.2.0/24 or 2001:db8::/32; the service is not exposed`},
+		{name: "no position of the header", svc: []string{"expose", "true", "forward-identity", "true"}, want: "nobody", problem: `"true" is no position of a header: write insideTLS`},
+		{name: "no position of the header, at the namespace", svc: []string{"expose", "true"}, ns: space("shop", "forward-identity", "yes"), want: "nobody", problem: "the service is not exposed"},
+		{name: "a header that anybody can write", svc: []string{"expose", "true", "forward-identity", "beforeTLS"}, want: "nobody", problem: "whoever can connect to the service can say by such a header who it is"},
+		{name: "a header in no TLS", svc: []string{"expose", "true", "forward-identity", "insideTLS; assertion=true"}, want: "nobody", problem: `annotation culvert.dev/forward-identity: "insideTLS; assertion=true": the gateway speaks no TLS to the endpoints of an exposed Service`},
+		{name: "a header in the TLS of a route", svc: []string{"forward-identity", "insideTLS"}, want: "nobody"},
+		{name: "two headers", svc: []string{"expose", "true", "proxy-protocol", "v2", "forward-identity", "beforeTLS; trustNetwork=true"}, want: "nobody", problem: "there is a header by culvert.dev/forward-identity already"},
+		{name: "a header misspelt", svc: []string{"expose", "true", "forward-identitiy", "insideTLS"}, want: "nobody", problem: "did you mean culvert.dev/forward-identity?"},
 		{name: "no version of the PROXY protocol", svc: []string{"expose", "true", "proxy-protocol", "3"}, want: "nobody", problem: `write "v1" or "v2"; the service is not exposed`},
 		{name: "something harmless is wrong", svc: []string{"expose", "true", "idle-timeout", "long"}, want: "everyone", problem: "90s or 1h30m; it is ignored"},
 		{name: "names at a namespace", svc: []string{"expose", "true"}, ns: space("shop", "names", "a.example.com"), want: "everyone", problem: "for a Service, and ignored at a Namespace"},
@@ -177,6 +184,7 @@ func TestAnnotations(t *testing.T) {
 		{"vip", "", registry.Service{}, "it is ignored"},
 		{"proxy-protocol", "v1", registry.Service{ProxyProtocol: 1}, ""},
 		{"proxy-protocol", "v2", registry.Service{ProxyProtocol: 2}, ""},
+		{"forward-identity", "beforeTLS; trustNetwork=true", registry.Service{ProxyProtocol: 2, ForwardIdentity: &registry.ForwardIdentity{}}, ""},
 		{"exported", "true", registry.Service{Exported: true, VIP: true}, ""},
 		{"exported", "t", registry.Service{}, "it is ignored"},
 		{"idle-timeout", "90s", registry.Service{IdleTimeout: 90 * time.Second}, ""},
@@ -240,7 +248,7 @@ func TestAnnotations(t *testing.T) {
 			only := registry.Service{
 				Publish: got.Publish, VIP: got.VIP, ProxyProtocol: got.ProxyProtocol, Exported: got.Exported, IdleTimeout: got.IdleTimeout,
 				HalfClosedTimeout: got.HalfClosedTimeout, ALPN: got.ALPN, Check: got.Check, Clients: got.Clients, StartTLS: got.StartTLS, Names: got.Names,
-				Limits: got.Limits, OutlierEjection: got.OutlierEjection, LoadBalancing: got.LoadBalancing,
+				Limits: got.Limits, OutlierEjection: got.OutlierEjection, LoadBalancing: got.LoadBalancing, ForwardIdentity: got.ForwardIdentity,
 			}
 			if !reflect.DeepEqual(only, tt.want) {
 				t.Errorf("got  %+v\nwant %+v", only, tt.want)

@@ -86,13 +86,14 @@ func (t *translator) attachRoutes() {
 			if !ok || slices.ContainsFunc(st.Parents, func(p gwv1.RouteParentStatus) bool { return sameParent(p.ParentRef, ref, r.GetNamespace()) }) {
 				continue
 			}
-			accepted := t.attach(r, ref, listeners)
+			accepted, resolved := t.attach(r, ref, listeners), r.resolved
 			if accepted.Status == metav1.ConditionTrue {
 				t.notePolicies(r, g)
+				resolved = r.resolvedAt(g)
 			}
 			st.Parents = append(st.Parents, gwv1.RouteParentStatus{
 				ParentRef: ref, ControllerName: t.controller,
-				Conditions: observe(r.GetGeneration(), []metav1.Condition{accepted, r.resolved}),
+				Conditions: observe(r.GetGeneration(), []metav1.Condition{accepted, resolved}),
 			})
 		}
 		if len(st.Parents) > 0 {
@@ -115,6 +116,19 @@ func (t *translator) attachRoutes() {
 		}
 		t.res.Routes[r.key()] = st
 	}
+}
+
+// resolvedAt returns the ResolvedRefs of a route at one of its Gateways.
+func (r *route) resolvedAt(g *gateway) metav1.Condition {
+	if r.resolved.Status != metav1.ConditionTrue {
+		return r.resolved
+	}
+	for _, b := range r.backends {
+		if why := b.unsigned(g); why != "" {
+			return condition(string(gwv1.RouteConditionResolvedRefs), false, string(routeReasonAnnotation), why)
+		}
+	}
+	return r.resolved
 }
 
 // concerns reports whether a route has any parent of ours.

@@ -168,7 +168,11 @@ func (t *translator) served(k backendKey) *backend {
 		}
 		if cmp.Or(p.Protocol, corev1.ProtocolTCP) == k.protocol {
 			b.portName = p.Name
-			t.reach(b, reachKey{k, p.Name, endpoints.ChoiceOf(s, t.in.Zone, t.in.Prefer), t.balancing(b, s)}, endpoints.OfService(k.namespace, k.name))
+			identity, ok := t.identity(b, s)
+			if !ok {
+				return b
+			}
+			t.reach(b, reachKey{k, p.Name, endpoints.ChoiceOf(s, t.in.Zone, t.in.Prefer), t.balancing(b, s), identity}, endpoints.OfService(k.namespace, k.name))
 			if why := t.unread("endpointslices", "EndpointSlices", k.namespace); why != "" {
 				b.service = nil
 				b.fail(gwv1.RouteReasonBackendNotFound, "%s, and nothing is known of the endpoints of %s", why, k)
@@ -229,6 +233,45 @@ func (t *translator) balancing(b *backend, s *corev1.Service) annotations.Balanc
 	return balancing
 }
 
+// routeReasonAnnotation is the reason of ResolvedRefs if a backend has an annotation that is
+// malformed, or that asks for what is not possible, and must not be ignored. The API has no reason
+// for that.
+const routeReasonAnnotation gwv1.RouteConditionReason = "InvalidAnnotation"
+
+// identity returns how the endpoints of a Service are told who a client is. If the annotation can't
+// be followed, b fails: a service that reads who calls must not be reached without.
+func (t *translator) identity(b *backend, s *corev1.Service) (annotations.Identity, bool) {
+	if b.protocol != corev1.ProtocolTCP {
+		return annotations.Identity{}, true // datagrams have no header
+	}
+	var inherited map[string]string
+	if ns := t.namespace(s.Namespace); ns != nil {
+		inherited = ns.Annotations
+	}
+	identity, p := annotations.ReadIdentity(s.Annotations, inherited)
+	of := b.targetKey.String()
+	switch {
+	case p != nil:
+		if p.Namespace {
+			of = "Namespace " + s.Namespace
+		}
+		b.fail(routeReasonAnnotation, "annotation %s%s of %s: %q: %v", annotations.Prefix, p.Key, of, p.Value, p.Err)
+		return identity, false
+	case identity.InsideTLS && t.policyFor(b) == nil && !slices.Contains(t.in.PoliciesUnread, b.namespace):
+		b.fail(routeReasonAnnotation, "annotation %s%s tells %s of the client inside TLS, and no BackendTLSPolicy has the gateway speak TLS to it", annotations.Prefix, annotations.ForwardIdentity, of)
+		return identity, false
+	}
+	return identity, true
+}
+
+// unsigned returns why the gateway can't tell b who a client is, or "".
+func (b *backend) unsigned(g *gateway) string {
+	if b.service == nil || b.service.ForwardIdentity == nil || !b.service.ForwardIdentity.Assertion || g.client != "" {
+		return ""
+	}
+	return fmt.Sprintf("annotation %s%s of %s asks for an assertion, which is signed with the key of spec.tls.backend.clientCertificateRef, and Gateway %s/%s has none", annotations.Prefix, annotations.ForwardIdentity, b.targetKey, g.Namespace, g.Name)
+}
+
 func (b *backend) fail(reason gwv1.RouteConditionReason, format string, args ...any) {
 	b.reason, b.why = string(reason), fmt.Sprintf(format, args...)
 	b.broken = b.why
@@ -240,6 +283,7 @@ type reachKey struct {
 	port      string
 	choice    endpoints.Choice
 	balancing annotations.Balancing
+	identity  annotations.Identity
 }
 
 // A reached is a service with the Slices that it was made of. It is valid as long as they are the same,
@@ -260,6 +304,7 @@ func (t *translator) reach(b *backend, k reachKey, owner endpoints.Owner) {
 	if r == nil || !sameSlices(r.of, of) {
 		r = &reached{of, serviceOf(k.backendKey, k.port, of, k.choice), skippedEndpoints(of)}
 		k.balancing.Apply(r.service)
+		k.identity.Apply(r.service)
 		if !owner.Import {
 			t.in.setNetwork(k.backendKey, r.service)
 		}
@@ -386,6 +431,8 @@ func (t *translator) forRule(g *gateway, b *backend, tls bool) registry.Backend 
 		secured.Broken = "BackendTLSPolicy " + p.Name + ": " + why
 	case g.clientErr != nil && g.client == "":
 		secured.Broken = g.clientErr.Message
+	case b.unsigned(g) != "":
+		secured.Broken = b.unsigned(g)
 	default:
 		s := *b.service
 		how := *p.tls

@@ -112,9 +112,9 @@ func slim(o any) (any, error) {
 			o.Data = map[string]string{caKey: ca}
 		}
 	case *corev1.Namespace:
-		o.Annotations = annotations.KeepBalancing(o.Annotations)
+		o.Annotations = annotations.Keep(o.Annotations)
 	case *corev1.Service:
-		o.Annotations, o.Labels, o.Spec.Selector = annotations.KeepBalancing(o.Annotations), nil, nil
+		o.Annotations, o.Labels, o.Spec.Selector = annotations.Keep(o.Annotations), nil, nil
 	}
 	return o, nil
 }

@@ -1,0 +1,216 @@
+package command
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/tls"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"culvert.dev/internal/testca"
+	"culvert.dev/internal/testnet"
+	"culvert.dev/registry/peer"
+)
+
+// A testSite is one of two that exchange catalogs: it has a CA of its own, and a service
+// that asks for the client certificates of the other's.
+type testSite struct {
+	*running
+	name    string
+	ca      *testca.CA
+	files   map[string]string
+	service string // the address of the service
+}
+
+func newTestSite(t *testing.T, name string) *testSite {
+	t.Helper()
+	s := &testSite{name: name, ca: newTestCA(t, name+".example")}
+	gw := s.issue(t, "gw/1", "gw."+name+".example")
+	s.files = map[string]string{"gw.crt": string(gw.CertPEM), "gw.key": string(gw.KeyPEM), "own.pem": string(s.ca.CertPEM)}
+	return s
+}
+
+func (s *testSite) issue(t *testing.T, path string, dns ...string) *testca.Pair {
+	t.Helper()
+	pair, err := s.ca.Issue(testca.Options{SPIFFEID: "spiffe://" + s.name + ".example/" + path, DNSNames: dns, IPs: []net.IP{net.IPv4(127, 0, 0, 1)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pair
+}
+
+// serve starts a service of the site, which tells clients of other who they are.
+func (s *testSite) serve(t *testing.T, other *testSite, name string) {
+	t.Helper()
+	pair := s.issue(t, "orders", name)
+	ln := tls.NewListener(testnet.Listen(t), &tls.Config{Certificates: []tls.Certificate{pair.TLS}, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: other.ca.Pool()})
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			c, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			_ = c.SetDeadline(time.Now().Add(patience))
+			if c.(*tls.Conn).Handshake() == nil {
+				_, _ = fmt.Fprintf(c, "%s sees %s\n", name, c.(*tls.Conn).ConnectionState().PeerCertificates[0].URIs[0])
+			}
+			_ = c.Close()
+		}
+	}()
+	t.Cleanup(func() { _ = ln.Close(); <-done })
+	s.service = ln.Addr().String()
+}
+
+// config is the configuration of the site, whose peer is other. Services see the policies
+// that are given.
+func (s *testSite) config(other *testSite, more string) string {
+	gateways := ""
+	if other.running != nil {
+		gateways = fmt.Sprintf("gateways: [{address: %q, transports: [{protocol: connect-h2, tls: true, key: gw, serverName: gw.%s.example}]}], state: peers, ", other.addrs[0], other.name)
+	}
+	return fmt.Sprintf(`cluster: %[1]s
+listeners:
+  - {address: "127.0.0.1:1", protocols: [sni], tls: {key: gw, names: ["gw.%[1]s.example"], trust: [%[2]s.example], protocols: [connect-h2]}}
+identity:
+  keys: {gw: {certificateFile: gw.crt, keyFile: gw.key}}
+  trust: {%[1]s.example: {caFile: own.pem}, %[2]s.example: {caFile: other.pem}}
+peers:
+  - {name: %[2]s, %[3]sids: ["spiffe://%[2]s.example/gw/*"], zones: ["*.%[2]s.example"]}
+admin: "127.0.0.1:2"
+%[4]s`, s.name, other.name, gateways, more)
+}
+
+// start starts the gateway of the site.
+func (s *testSite) start(t *testing.T, other *testSite, more string) {
+	t.Helper()
+	s.files["other.pem"], s.files["culvert.yaml"] = string(other.ca.CertPEM), s.config(other, more)
+	s.running = startFile(t, s.files)
+}
+
+// call returns what a service says to a client of caller that asks for it at the gateway of s.
+func (s *testSite) call(t *testing.T, caller, of *testSite, name string) (string, error) {
+	t.Helper()
+	client := caller.issue(t, "client")
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	d := tls.Dialer{Config: &tls.Config{ServerName: name, RootCAs: of.ca.Pool(), Certificates: []tls.Certificate{client.TLS}}}
+	c, err := d.DialContext(ctx, "tcp", s.addrs[0])
+	if err != nil {
+		return "", err
+	}
+	defer c.Close()
+	_ = c.SetDeadline(time.Now().Add(patience))
+	said, err := bufio.NewReader(c).ReadString('\n')
+	if err == io.EOF {
+		err = nil
+	}
+	return strings.TrimSpace(said), err
+}
+
+// Two sites exchange what policies offer, over one stream that one of them opens, and a
+// client of one reaches a service of the other by name with TLS end to end.
+func TestSitesExchangeCatalogs(t *testing.T) {
+	east, west := newTestSite(t, "east"), newTestSite(t, "west")
+	west.serve(t, east, "orders.west.example")
+	services := func(more string) string {
+		return fmt.Sprintf(`services:
+  - {name: orders.west.example, ports: [443], endpoints: [%q]}
+  - {name: hr.west.example, ports: [443], endpoints: [%[1]q]}
+  - {name: bank.example, ports: [443], endpoints: [%[1]q]}
+%s`, west.service, more)
+	}
+	const seen = `policies:
+  - {name: east-sees, verb: catalog, tier: baseline, action: allow, targets: {services: [orders.west.example, bank.example]}, rules: [{sources: [{trustDomains: [east.example]}]}]}
+`
+	west.start(t, east, services(seen))
+	east.start(t, west, `services: []
+`)
+	status := func(s *testSite) peer.Status { return s.Status().Peers[0] }
+	testnet.Eventually(t, patience, func() bool { s := status(east); return s.Connected && s.Services == 1 }, "east has the catalog of west")
+	if s := status(east); len(s.LeftOut) != 1 || !strings.Contains(s.LeftOut[0], `"bank.example" is outside of the zones`) || !s.Dialed {
+		t.Errorf("status of west at east is %+v, want bank.example left out", s)
+	}
+	testnet.Eventually(t, patience, func() bool { s := status(west); return s.Connected && s.Offered == 2 }, "west has the empty catalog of east")
+
+	want := "orders.west.example sees spiffe://east.example/client"
+	got := ""
+	testnet.Eventually(t, patience, func() bool {
+		got, _ = east.call(t, east, west, "orders.west.example")
+		return got != ""
+	}, "the service is reached")
+	if got != want {
+		t.Errorf("the service says %q, want %q", got, want)
+	}
+	for _, name := range []string{"hr.west.example", "bank.example"} {
+		if got, err := east.call(t, east, west, name); err == nil {
+			t.Errorf("%s says %q, want a refusal: it is not offered, or not of a zone", name, got)
+		}
+	}
+
+	// What is added there is reached here. The policy that goes takes names away.
+	west.write(t, "culvert.yaml", west.config(&testSite{name: "east"}, services(strings.Replace(seen, "orders.west.example, bank", "orders.west.example, hr.west.example, bank", 1))))
+	west.source.Reload()
+	testnet.Eventually(t, patience, func() bool {
+		_, err := east.call(t, east, west, "hr.west.example")
+		return err != nil && strings.Contains(err.Error(), "hr.west.example")
+	}, "hr.west.example is reached: its certificate is of another name")
+	west.write(t, "culvert.yaml", west.config(&testSite{name: "east"}, services("")))
+	west.source.Reload()
+	testnet.Eventually(t, patience, func() bool { return status(east).Services == 0 }, "nothing is offered any more")
+	testnet.Eventually(t, patience, func() bool { _, err := east.call(t, east, west, "orders.west.example"); return err != nil }, "a name that is not offered any more is refused")
+
+	// A peer that is taken out of the configuration is forgotten.
+	east.write(t, "culvert.yaml", strings.Replace(east.config(west, "services: []\n"), "peers:\n  - {name: west", "# - {name: west", 1))
+	east.source.Reload()
+	testnet.Eventually(t, patience, func() bool { return len(east.Status().Peers) == 0 }, "the peer is forgotten")
+	testnet.Eventually(t, patience, func() bool { s := status(west); return !s.Connected && s.Streams == 0 }, "its stream has ended")
+}
+
+// The command lists peers, with what is left out of what they offer.
+func TestPeersCommand(t *testing.T) {
+	east, west := newTestSite(t, "east"), newTestSite(t, "west")
+	west.start(t, east, `services: [{name: bank.example, ports: [443], endpoints: ["10.0.0.1:443"]}]
+policies: [{name: east-sees, verb: catalog, action: allow, rules: [{sources: [{trustDomains: [east.example]}]}]}]
+`)
+	east.start(t, west, "services: []\n")
+	run := func(args ...string) string {
+		var out, errs bytes.Buffer
+		if code := Main(t.Context(), append([]string{"peers", "--admin", east.AdminAddr().String()}, args...), &out, &errs); code != 0 {
+			t.Fatalf("exit code %d: %s", code, &errs)
+		}
+		return out.String()
+	}
+	testnet.Eventually(t, patience, func() bool { s := east.Status().Peers[0]; return s.Connected && len(s.LeftOut) == 1 }, "east has the catalog of west")
+	out := run()
+	for _, want := range []string{"PEER", "west", "connected", "to connect-h2 " + west.addrs[0], `west: left out: service "bank.example": "bank.example" is outside of the zones of the peer`} {
+		if !strings.Contains(out, want) {
+			t.Errorf("the output does not have %q:\n%s", want, out)
+		}
+	}
+	if out := run("-o", "json"); !strings.Contains(out, `"connected": true`) && !strings.Contains(out, `"connected":true`) {
+		t.Errorf("as JSON: %s", out)
+	}
+	res, err := http.Get("http://" + east.AdminAddr().String() + "/metrics")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Body.Close()
+	metrics, err := io.ReadAll(res.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{`culvert_peer_services_left_out{peer="west"} 1`, `culvert_peer_connected{peer="west"} 1`} {
+		if !slices.Contains(strings.Split(string(metrics), "\n"), want) {
+			t.Errorf("the metrics do not have %s", want)
+		}
+	}
+}

@@ -1,0 +1,634 @@
+package nat
+
+import (
+	"context"
+	"crypto/hmac"
+	crand "crypto/rand"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"runtime/debug"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// Times of a Manager.
+const (
+	DefaultLifetime = 2 * time.Hour // that RFC 6887 section 15 and RFC 6886 section 3.3 recommend
+
+	pollInterval   = 30 * time.Second // between two questions whether all is as it was
+	searchTimeout  = 2 * time.Second  // for a router to say which protocols it speaks
+	mapTimeout     = 8 * time.Second  // for one mapping: two requests of PCP
+	stunTimeout    = 2 * time.Second
+	verifyTimeout  = 10 * time.Second
+	verifyInterval = 10 * time.Minute // between two verifications of a mapping that is verified
+	releaseTimeout = 2 * time.Second  // for all deletions, at the end
+	minRenew       = 4 * time.Second  // RFC 6887 section 11.2.1
+	maxRetry       = 10 * time.Minute
+	maxSearch      = time.Minute     // between two searches for a router that speaks any protocol
+	announceDelay  = 5 * time.Second // at most: RFC 6887 section 14.1.3
+	maxLost        = 3               // questions without an answer, and the router is searched for again
+	maxUnverified  = 3               // verifications that fail, and a mapping is verified no more
+	maxPortChoices = 5               // outside ports that are tried where one is taken
+)
+
+// Protocols are the names of the protocols, in order of preference.
+var Protocols = []string{"pcp", "nat-pmp", "upnp"}
+
+// A Port is a port of this host to have mapped.
+type Port struct {
+	Name     string // of the listener, for people
+	Network  string // "tcp" or "udp"
+	Internal uint16
+	External uint16 // to have outside, if it is free; 0 means Internal
+}
+
+// Settings say what a Manager does.
+type Settings struct {
+	Ports     []Port
+	Router    netip.Addr    // zero means that of the default route
+	Protocols []string      // to try, of Protocols; nil means all of them
+	Lifetime  time.Duration // of mappings, to ask for; 0 means DefaultLifetime
+	STUN      []string      // HOST:PORT of servers to ask for the outside address; the first that answers counts
+}
+
+// A Route is the way to the internet.
+type Route struct {
+	Router    netip.Addr `json:"router"`
+	Local     netip.Addr `json:"local"`               // of this host, towards the router
+	Interface string     `json:"interface,omitempty"` // "" where that is not known
+}
+
+// A Verifier has somebody outside connect to a mapped port, and returns nil where this gateway has
+// answered.
+type Verifier func(ctx context.Context, p Port, public netip.AddrPort) error
+
+// A Manager keeps the ports of its Settings mapped while Run runs. All fields but Log may be left
+// as they are.
+type Manager struct {
+	Dial DialFunc // to the router and to STUN servers; nil means a net.Dialer's
+
+	// FindRoute returns the way to the internet; nil means DefaultRoute.
+	FindRoute func(ctx context.Context, router netip.Addr) (Route, error)
+
+	// FindUPnP returns the Client of a router by UPnP-IGD; nil means that there is none.
+	FindUPnP func(ctx context.Context, route Route) (Client, error)
+
+	// ListenAnnouncements opens the socket for announcements of the router at an interface;
+	// nil means ListenAnnouncements. Without a socket changes are found by asking.
+	ListenAnnouncements func(ifname string) (net.PacketConn, error)
+
+	// Lookup resolves the names of STUN servers; nil means net.DefaultResolver.
+	Lookup func(ctx context.Context, host string) ([]netip.Addr, error)
+
+	// Verify is asked for each mapping; nil means that none is ever verified.
+	Verify Verifier
+
+	// Secret makes the nonces of PCP: with the same one a gateway that comes back after a
+	// crash may renew its mappings. Empty means a random one.
+	Secret []byte
+
+	// OnChange is called by Run with each Status that differs from the one before it. It must
+	// not block. May be nil.
+	OnChange func(Status)
+
+	Log *slog.Logger // nil discards
+
+	settings atomic.Pointer[Settings]
+	status   atomic.Pointer[Status]
+	once     sync.Once
+	changed  chan struct{}
+
+	// Of Run's goroutine.
+	route    Route
+	clients  []Client       // that the router answers by, in order of preference
+	silent   map[Client]int // questions without an answer
+	asks     *Settings      // that clients were searched for
+	mappings []*mapping
+	outside  netip.Addr // that the router says
+	seen     netip.Addr // by STUN
+	problem  string     // why there is nothing to ask
+	searchAt time.Time  // not before
+	retry    time.Duration
+	heard    announcements
+}
+
+// A mapping is a port and what has become of it.
+type mapping struct {
+	Port
+	client   Client // that has made it; nil while there is none
+	external netip.AddrPort
+	lifetime time.Duration
+	expires  time.Time // zero for a permanent one
+	due      time.Time // the next request
+	retry    time.Duration
+	err      error
+
+	verified   bool
+	verifyAt   time.Time
+	unverified int // failures in a row
+	verifyErr  error
+}
+
+// Use has the manager do as s says from now on. It may be called at any time, and s must not be
+// changed afterwards.
+func (m *Manager) Use(s Settings) {
+	m.settings.Store(&s)
+	select {
+	case m.wake() <- struct{}{}:
+	default:
+	}
+}
+
+func (m *Manager) wake() chan struct{} {
+	m.once.Do(func() { m.changed = make(chan struct{}, 1) })
+	return m.changed
+}
+
+// Run keeps the ports mapped until ctx is done, then deletes the mappings and returns nil. It may
+// be called once.
+func (m *Manager) Run(ctx context.Context) error {
+	if m.Log == nil {
+		m.Log = slog.New(slog.DiscardHandler)
+	}
+	if len(m.Secret) == 0 {
+		m.Secret = []byte(crand.Text())
+	}
+	defer m.heard.stop()
+	defer func() {
+		release, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseTimeout)
+		defer cancel()
+		m.release(release, m.mappings)
+		m.mappings, m.clients = nil, nil
+		m.report()
+	}()
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-m.wake():
+		case <-m.heard.news():
+		case <-timer.C:
+		}
+		timer.Reset(m.safeStep(ctx))
+	}
+}
+
+// safeStep is step, again after a while if it panics.
+func (m *Manager) safeStep(ctx context.Context) (wait time.Duration) {
+	defer m.recovered()
+	wait = pollInterval
+	return m.step(ctx)
+}
+
+// step does what is due, and returns after how long there is more to do.
+func (m *Manager) step(ctx context.Context) time.Duration {
+	s := m.settings.Load()
+	if s == nil {
+		s = &Settings{}
+	}
+	m.keepPorts(ctx, s)
+	if len(s.Ports) == 0 {
+		m.clients, m.route, m.problem = nil, Route{}, ""
+		m.heard.stop()
+		m.report()
+		return time.Hour
+	}
+	find := m.FindRoute
+	if find == nil {
+		find = DefaultRoute
+	}
+	route, err := find(ctx, s.Router)
+	if err != nil {
+		m.problem = err.Error()
+		m.report()
+		return pollInterval
+	}
+	m.problem = ""
+	if route != m.route {
+		m.use(route)
+	}
+	seen := make(chan netip.Addr, 1)
+	go func() {
+		defer close(seen)
+		defer m.recovered()
+		seen <- m.askSTUN(ctx, s.STUN)
+	}()
+	if len(m.clients) == 0 && !time.Now().Before(m.searchAt) {
+		m.search(ctx, s)
+	}
+	m.poll(ctx)
+	if now := <-seen; now.IsValid() {
+		if m.seen.IsValid() && now != m.seen {
+			m.Log.Info("the outside address changed; renewing the mappings", "from", m.seen, "to", now)
+			m.renewAll()
+		}
+		m.seen = now
+	}
+	for _, p := range m.mappings {
+		if ctx.Err() == nil {
+			m.keep(ctx, p, s)
+		}
+	}
+	m.report()
+	if m.verify(ctx) {
+		m.report()
+	}
+	return m.next()
+}
+
+// keepPorts has a mapping for each port of s, and deletes those of others.
+func (m *Manager) keepPorts(ctx context.Context, s *Settings) {
+	var keep, gone []*mapping
+	for _, p := range m.mappings {
+		if slices.Contains(s.Ports, p.Port) {
+			keep = append(keep, p)
+		} else {
+			gone = append(gone, p)
+		}
+	}
+	for _, port := range s.Ports {
+		if !slices.ContainsFunc(keep, func(p *mapping) bool { return p.Port == port }) {
+			keep = append(keep, &mapping{Port: port})
+		}
+	}
+	m.mappings = keep
+	if len(gone) > 0 {
+		ctx, cancel := context.WithTimeout(ctx, releaseTimeout)
+		defer cancel()
+		m.release(ctx, gone)
+	}
+	if m.asks != nil && !slices.Equal(m.asks.Protocols, s.Protocols) {
+		m.clients, m.searchAt, m.retry = nil, time.Time{}, 0
+	}
+	m.asks = s
+	for _, p := range m.mappings {
+		if p.client != nil && !s.allows(p.client.Protocol()) {
+			m.release(ctx, []*mapping{p})
+			*p = mapping{Port: p.Port}
+		}
+	}
+}
+
+func (s *Settings) allows(protocol string) bool {
+	return s.Protocols == nil || slices.Contains(s.Protocols, protocol)
+}
+
+// release deletes mappings at the router.
+func (m *Manager) release(ctx context.Context, ps []*mapping) {
+	for _, p := range ps {
+		if p.client == nil {
+			continue
+		}
+		if _, err := p.client.Map(ctx, m.request(p, 0)); err != nil {
+			m.Log.Warn("cannot delete a port mapping; the router drops it by itself when it expires", "listener", p.Name, "external", p.external, "error", err)
+		} else {
+			m.Log.Info("port mapping deleted", "listener", p.Name, "external", p.external)
+		}
+		p.client = nil
+	}
+}
+
+// use takes up another way to the internet. What the router before it has mapped is out of reach.
+func (m *Manager) use(route Route) {
+	if m.route.Router.IsValid() {
+		m.Log.Info("the way to the internet changed; mapping all ports again", "router", route.Router, "address", route.Local)
+	}
+	m.route, m.clients, m.outside, m.seen, m.searchAt, m.retry = route, nil, netip.Addr{}, netip.Addr{}, time.Time{}, 0
+	for i, p := range m.mappings {
+		m.mappings[i] = &mapping{Port: p.Port}
+	}
+	listen := m.ListenAnnouncements
+	if listen == nil {
+		listen = ListenAnnouncements
+	}
+	if err := m.heard.start(listen, route); err != nil {
+		m.Log.Debug("cannot hear announcements of the router; asking it now and then", "error", err)
+	}
+}
+
+// search finds out which protocols the router speaks. All are asked at once, as silence is an
+// answer, too.
+func (m *Manager) search(ctx context.Context, s *Settings) {
+	ctx, cancel := context.WithTimeoutCause(ctx, searchTimeout, errors.New("no answer in time"))
+	defer cancel()
+	found := make([]Client, len(Protocols))
+	var wg sync.WaitGroup
+	for i, protocol := range Protocols {
+		if !s.allows(protocol) {
+			continue
+		}
+		wg.Go(func() {
+			defer m.recovered()
+			c, err := m.client(ctx, protocol)
+			if err == nil && c != nil {
+				_, _, err = c.Poll(ctx)
+			}
+			if refusal, ok := errors.AsType[*Refusal](err); ok && !refusal.Forever {
+				err = nil // it speaks the protocol, and a mapping may work later
+			}
+			if err == nil {
+				found[i] = c
+			} else {
+				m.Log.Debug("the router does not speak a protocol for port mapping", "protocol", protocol, "error", err)
+			}
+		})
+	}
+	wg.Wait()
+	m.clients = slices.DeleteFunc(found, func(c Client) bool { return c == nil })
+	m.silent = map[Client]int{}
+	if len(m.clients) == 0 {
+		m.retry = min(max(2*m.retry, pollInterval), maxSearch)
+		m.searchAt = time.Now().Add(m.retry)
+		return
+	}
+	m.retry = 0
+	m.renewAll()
+}
+
+// recovered ends the panic of a goroutine that reads answers: it costs this answer only.
+func (m *Manager) recovered() {
+	if v := recover(); v != nil {
+		m.Log.Error("panic in an answer of the router or of a STUN server", "panic", v, "stack", string(debug.Stack()))
+	}
+}
+
+// client returns a Client of the router, nil where there is none of the protocol.
+func (m *Manager) client(ctx context.Context, protocol string) (Client, error) {
+	switch protocol {
+	case "pcp":
+		return &PCP{Router: m.route.Router, Dial: m.Dial}, nil
+	case "nat-pmp":
+		return &NATPMP{Router: m.route.Router, Dial: m.Dial}, nil
+	}
+	if m.FindUPnP == nil {
+		return nil, nil
+	}
+	return m.FindUPnP(ctx, m.route)
+}
+
+// poll asks the router whether all is as it was.
+func (m *Manager) poll(ctx context.Context) {
+	outside := netip.Addr{}
+	for _, c := range m.clients {
+		asked, cancel := context.WithTimeoutCause(ctx, searchTimeout, errors.New("no answer in time"))
+		at, lost, err := c.Poll(asked)
+		cancel()
+		_, refused := errors.AsType[*Refusal](err)
+		switch {
+		case err == nil || refused:
+			m.silent[c] = 0
+		case ctx.Err() == nil:
+			m.silent[c]++
+			m.Log.Debug("the router does not answer", "protocol", c.Protocol(), "error", err)
+		}
+		if lost {
+			m.Log.Warn("the router has lost its mappings; making them again", "protocol", c.Protocol())
+			m.renewBy(c)
+		}
+		if at.IsValid() && !outside.IsValid() {
+			outside = at
+		}
+	}
+	if outside.IsValid() {
+		if m.outside.IsValid() && outside != m.outside {
+			m.Log.Info("the outside address changed; renewing the mappings", "from", m.outside, "to", outside)
+			m.renewAll()
+		}
+		m.outside = outside
+	}
+	m.clients = slices.DeleteFunc(m.clients, func(c Client) bool { return m.silent[c] >= maxLost })
+}
+
+// renewAll has all mappings asked for now.
+func (m *Manager) renewAll() {
+	for _, p := range m.mappings {
+		p.due, p.retry = time.Time{}, 0
+	}
+}
+
+// renewBy has the mappings of c asked for now.
+func (m *Manager) renewBy(c Client) {
+	for _, p := range m.mappings {
+		if p.client == c {
+			p.due, p.retry = time.Time{}, 0
+		}
+	}
+}
+
+// request returns the request for p; a lifetime of 0 deletes it.
+func (m *Manager) request(p *mapping, lifetime time.Duration) Request {
+	r := Request{Network: p.Network, Internal: p.Internal, External: p.external, Lifetime: lifetime}
+	if !r.External.IsValid() {
+		port := p.Port.External
+		if port == 0 {
+			port = p.Internal
+		}
+		r.External = netip.AddrPortFrom(p.external.Addr(), port)
+	}
+	mac := hmac.New(sha256.New, m.Secret)
+	_, _ = fmt.Fprintf(mac, "culvert nat %s %d", p.Network, p.Internal)
+	copy(r.Nonce[:], mac.Sum(nil))
+	return r
+}
+
+// keep asks for p, if that is due.
+func (m *Manager) keep(ctx context.Context, p *mapping, s *Settings) {
+	now := time.Now()
+	if p.client != nil && !p.expires.IsZero() && !now.Before(p.expires) {
+		m.Log.Warn("port mapping expired", "listener", p.Name, "external", p.external, "error", p.err)
+		p.client, p.verified = nil, false
+	}
+	if now.Before(p.due) || len(m.clients) == 0 {
+		return
+	}
+	lifetime := s.Lifetime
+	if lifetime == 0 {
+		lifetime = DefaultLifetime
+	}
+	try := m.clients
+	if p.client != nil && slices.Contains(m.clients, p.client) {
+		try = []Client{p.client}
+	}
+	var failed []error
+	for _, c := range try {
+		grant, err := m.ask(ctx, c, m.request(p, lifetime))
+		if err == nil {
+			m.granted(p, c, grant)
+			return
+		}
+		failed = append(failed, err)
+	}
+	p.err = errors.Join(failed...)
+	p.retry = min(max(2*p.retry, pollInterval), maxRetry)
+	if p.client != nil && !p.expires.IsZero() { // at half of what is left, and again
+		p.retry = min(p.retry, max(p.expires.Sub(now)/2, minRenew))
+	}
+	for _, err := range failed {
+		if refusal, ok := errors.AsType[*Refusal](err); ok && p.client == nil {
+			p.retry = max(p.retry, min(refusal.For, maxRetry))
+		}
+	}
+	p.due = time.Now().Add(p.retry)
+	m.Log.Warn("cannot map a port; trying again", "listener", p.Name, "network", p.Network, "port", p.Internal, "error", p.err, "retry_in", p.retry)
+}
+
+// ask asks c for a mapping, with other outside ports where one is taken.
+func (m *Manager) ask(ctx context.Context, c Client, r Request) (grant Grant, err error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, mapTimeout, errors.New("no answer in time"))
+	defer cancel()
+	for range maxPortChoices {
+		grant, err = c.Map(ctx, r)
+		if refusal, ok := errors.AsType[*Refusal](err); !ok || !refusal.Taken {
+			break
+		}
+		r.External = netip.AddrPortFrom(r.External.Addr(), uint16(20000+rand.IntN(40000)))
+	}
+	return grant, err
+}
+
+// granted takes in what c has granted for p.
+func (m *Manager) granted(p *mapping, c Client, grant Grant) {
+	now := time.Now()
+	was, wasBy := p.external, p.client
+	external := grant.External
+	switch {
+	case external.Addr().IsValid() && !external.Addr().IsUnspecified():
+		m.outside = external.Addr()
+	default:
+		external = netip.AddrPortFrom(m.outside, external.Port())
+	}
+	p.client, p.external, p.lifetime, p.err, p.retry = c, external, grant.Lifetime, nil, 0
+	p.expires, p.due = now.Add(grant.Lifetime), now.Add(max(grant.Lifetime/2, minRenew))
+	if grant.Lifetime == 0 {
+		p.expires, p.due = time.Time{}, now.Add(DefaultLifetime)
+	}
+	if grant.Check > 0 {
+		p.due = now.Add(min(p.due.Sub(now), grant.Check))
+	}
+	if was != external || wasBy == nil {
+		p.verified, p.verifyAt, p.unverified, p.verifyErr = false, time.Time{}, 0, nil
+		m.Log.Info("port mapped", "listener", p.Name, "network", p.Network, "port", p.Internal, "external", external, "protocol", c.Protocol(), "lifetime", grant.Lifetime)
+	}
+}
+
+// askSTUN returns the address that the first STUN server that answers sees.
+func (m *Manager) askSTUN(ctx context.Context, servers []string) netip.Addr {
+	ctx, cancel := context.WithTimeoutCause(ctx, stunTimeout, errors.New("no answer in time"))
+	defer cancel()
+	answers := make(chan netip.Addr, len(servers))
+	for _, server := range servers {
+		go func() {
+			at := netip.AddrPort{}
+			defer func() { answers <- at.Addr() }()
+			defer m.recovered()
+			var err error
+			if at, err = m.askOneSTUN(ctx, server); err != nil {
+				m.Log.Debug("a STUN server does not answer", "server", server, "error", err)
+			}
+		}()
+	}
+	seen := netip.Addr{}
+	for range servers {
+		if at := <-answers; at.IsValid() && !seen.IsValid() {
+			seen = at
+			cancel()
+		}
+	}
+	return seen
+}
+
+func (m *Manager) askOneSTUN(ctx context.Context, server string) (netip.AddrPort, error) {
+	host, port, err := net.SplitHostPort(server)
+	if err != nil {
+		return netip.AddrPort{}, err
+	}
+	number, err := net.LookupPort("udp", port)
+	if err != nil {
+		return netip.AddrPort{}, err
+	}
+	lookup := m.Lookup
+	if lookup == nil {
+		lookup = func(ctx context.Context, host string) ([]netip.Addr, error) {
+			return net.DefaultResolver.LookupNetIP(ctx, "ip4", host)
+		}
+	}
+	addrs := []netip.Addr{}
+	if a, err := netip.ParseAddr(host); err == nil {
+		addrs = append(addrs, a)
+	} else if addrs, err = lookup(ctx, host); err != nil {
+		return netip.AddrPort{}, err
+	}
+	for _, a := range addrs {
+		if a.Unmap().Is4() {
+			return AskSTUN(ctx, m.Dial, netip.AddrPortFrom(a.Unmap(), uint16(number)))
+		}
+	}
+	return netip.AddrPort{}, fmt.Errorf("%s has no address of IPv4", host)
+}
+
+// verify has those mappings verified that are due, and reports whether it has asked for any.
+func (m *Manager) verify(ctx context.Context) (asked bool) {
+	for _, p := range m.mappings {
+		public := m.public(p)
+		if m.Verify == nil || !public.IsValid() || time.Now().Before(p.verifyAt) {
+			continue
+		}
+		asked = true
+		once, cancel := context.WithTimeoutCause(ctx, verifyTimeout, errors.New("no answer in time"))
+		err := m.Verify(once, p.Port, public)
+		cancel()
+		if ctx.Err() != nil {
+			return asked
+		}
+		p.verifyErr = err
+		if err == nil {
+			if !p.verified {
+				m.Log.Info("mapped port verified from outside", "listener", p.Name, "external", public)
+			}
+			p.verified, p.unverified, p.verifyAt = true, 0, time.Now().Add(verifyInterval)
+			continue
+		}
+		p.unverified++
+		p.verifyAt = time.Now().Add(min(pollInterval<<min(p.unverified-1, 5), verifyInterval))
+		m.Log.Warn("mapped port not verified from outside; trying again", "listener", p.Name, "external", public, "error", err, "retry_in", time.Until(p.verifyAt))
+		if p.unverified >= maxUnverified {
+			p.verified = false
+		}
+	}
+	return asked
+}
+
+// next returns after how long there is more to do.
+func (m *Manager) next() time.Duration {
+	now, wait := time.Now(), pollInterval
+	for _, p := range m.mappings {
+		if len(m.clients) > 0 {
+			wait = min(wait, p.due.Sub(now))
+		}
+	}
+	return max(wait, time.Second)
+}
+
+// public returns the address at which p may be reached from outside, the zero AddrPort where there
+// is none.
+func (m *Manager) public(p *mapping) netip.AddrPort {
+	kind, _ := m.assess()
+	switch {
+	case kind == NoNAT && p.client == nil:
+		return netip.AddrPortFrom(m.route.Local, p.Internal)
+	case p.client == nil || !IsPublic(p.external.Addr()):
+		return netip.AddrPort{}
+	}
+	return p.external
+}
+
+func (m *Manager) assess() (Kind, string) { return Assess(m.route.Local, m.outside, m.seen) }

@@ -1,0 +1,88 @@
+package nat
+
+import (
+	"net/netip"
+	"reflect"
+	"time"
+)
+
+// A Status is what a Manager has reached. Its JSON is that of the admin port.
+type Status struct {
+	Kind        Kind       `json:"nat"`
+	Explanation string     `json:"explanation"`
+	Route       *Route     `json:"route,omitempty"`
+	Outside     netip.Addr `json:"outsideAddress,omitzero"` // that the router says it has
+	Seen        netip.Addr `json:"seenAddress,omitzero"`    // that STUN servers see
+	Protocols   []string   `json:"protocols,omitempty"`     // that the router speaks
+	Problem     string     `json:"problem,omitempty"`       // why the router cannot be asked
+	Mappings    []Mapping  `json:"mappings"`
+}
+
+// States of a Mapping.
+const (
+	Pending  = "pending"  // the router has not granted it yet, or no more
+	Mapped   = "mapped"   // the router has granted it, and nobody has connected from outside
+	Verified = "verified" // somebody outside has connected, and this gateway has answered
+	Direct   = "direct"   // there is no NAT, and nobody has connected from outside
+)
+
+// A Mapping is a port in a Status.
+type Mapping struct {
+	Listener string         `json:"listener"`
+	Network  string         `json:"network"`
+	Port     uint16         `json:"port"`
+	State    string         `json:"state"`
+	External netip.AddrPort `json:"external,omitzero"`
+	Protocol string         `json:"protocol,omitempty"`
+	Expires  time.Time      `json:"expires,omitzero"` // zero for a permanent one
+	Error    string         `json:"error,omitempty"`  // of the last request, or of the last verification
+}
+
+// Public returns the address at which the port is reached from outside, if that is verified.
+func (p *Mapping) Public() (netip.AddrPort, bool) { return p.External, p.State == Verified }
+
+// Status returns what has been reached so far. It may be called at any time.
+func (m *Manager) Status() Status {
+	if s := m.status.Load(); s != nil {
+		return *s
+	}
+	return Status{Kind: Unknown, Explanation: "the router has not been asked yet", Mappings: []Mapping{}}
+}
+
+// report stores the Status, and tells OnChange of one that differs.
+func (m *Manager) report() {
+	kind, why := m.assess()
+	s := Status{Kind: kind, Explanation: why, Outside: m.outside, Seen: m.seen, Problem: m.problem, Mappings: []Mapping{}}
+	if m.route.Router.IsValid() {
+		route := m.route
+		s.Route = &route
+	}
+	for _, c := range m.clients {
+		s.Protocols = append(s.Protocols, c.Protocol())
+	}
+	if s.Problem == "" && s.Route != nil && len(s.Protocols) == 0 && kind != NoNAT {
+		s.Problem = "the router answers by none of PCP, NAT-PMP and UPnP: switch one of them on there, or forward the ports by hand"
+	}
+	for _, p := range m.mappings {
+		one := Mapping{Listener: p.Name, Network: p.Network, Port: p.Internal, State: Pending, External: m.public(p)}
+		if p.client != nil {
+			one.State, one.Protocol, one.External, one.Expires = Mapped, p.client.Protocol(), p.external, p.expires
+		} else if one.External.IsValid() {
+			one.State = Direct
+		}
+		if p.verified {
+			one.State = Verified
+		}
+		switch {
+		case p.err != nil:
+			one.Error = p.err.Error()
+		case p.verifyErr != nil:
+			one.Error = p.verifyErr.Error()
+		}
+		s.Mappings = append(s.Mappings, one)
+	}
+	was := m.status.Swap(&s)
+	if m.OnChange != nil && (was == nil || !reflect.DeepEqual(*was, s)) {
+		m.OnChange(s)
+	}
+}

@@ -1,0 +1,650 @@
+package reverse
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math"
+	mathrand "math/rand/v2"
+	"net/netip"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"culvert.dev/connect"
+	"culvert.dev/connect/h2"
+	"culvert.dev/tunnel"
+)
+
+// Times of a Client.
+const (
+	openTimeout = 20 * time.Second // from the dial to the welcome
+	firstRetry  = 250 * time.Millisecond
+	lastRetry   = 30 * time.Second
+	steadyAfter = time.Minute // a session that lasted is followed by the next at once
+	sameReplica = 10 * time.Second
+
+	controlTimeout = 20 * time.Second      // until the gateway has opened the control stream
+	replaceWithin  = 5 * time.Second       // a session whose gateway drains
+	drainTick      = 50 * time.Millisecond // between two looks whether streams have ended
+)
+
+// A Gateway is one that a Client keeps sessions to.
+type Gateway struct {
+	Name      string           // for logs and for State: "gw1.example:443"
+	Transport tunnel.Transport // to it, with what the client shows there
+
+	// Replicas is how many distinct replicas behind the address get a session each; 0
+	// means one. Behind a balancer of connections the client dials again and again until
+	// it has met as many.
+	Replicas int
+}
+
+// A Client keeps sessions from a connector to gateways and serves the requests that come on
+// them. Its fields are not to be changed once it runs. It must not be copied.
+type Client struct {
+	Gateways []Gateway
+
+	// Handler serves the requests for Names.
+	Handler tunnel.Handler
+
+	// Via is what this process calls itself: a request that has been here is refused.
+	Via func() string
+
+	// Changed is told of each change of State. It must not block. May be nil.
+	Changed func()
+
+	// Log receives what becomes of the sessions. Nil discards it.
+	Log *slog.Logger
+
+	once sync.Once
+	id   string // of this process, set by once
+
+	mu       sync.Mutex // guards what follows
+	names    []Registration
+	changes  uint64 // of names
+	slots    []*slot
+	replicas map[string]*clientSession // the sessions that count, by replica
+	draining bool
+	stopped  bool // active gets no more
+	open     map[*clientSession]struct{}
+	active   sync.WaitGroup
+}
+
+// A SessionState is what there is to say about one session that a Client wants to have.
+type SessionState struct {
+	Gateway   string    `json:"gateway"`
+	Connected bool      `json:"connected"`
+	Since     time.Time `json:"since,omitzero"` // of the session, or of the failure
+	Replica   string    `json:"replica,omitempty"`
+	Streams   int       `json:"streams"`
+	Error     string    `json:"error,omitempty"` // why there is no session
+	Names     []Result  `json:"names,omitempty"`
+	Draining  bool      `json:"draining,omitempty"`
+}
+
+// A slot is one session to one gateway, or the attempts to have it.
+type slot struct {
+	gateway *Gateway
+
+	// Guarded by the Client's mu.
+	session *clientSession // the newest; nil for none
+	err     error
+	since   time.Time
+}
+
+// SetNames makes list the names that the connector serves, on all sessions that are open
+// and to come. It does not wait.
+func (c *Client) SetNames(list []Registration) {
+	c.mu.Lock()
+	c.names = slices.Clone(list)
+	c.changes++
+	open := c.sessions()
+	c.mu.Unlock()
+	for _, x := range open {
+		c.start(func() {
+			x.tellNames()
+		})
+	}
+}
+
+// sessions returns those that are open. The caller holds mu.
+func (c *Client) sessions() []*clientSession {
+	all := make([]*clientSession, 0, len(c.open))
+	for s := range c.open {
+		all = append(all, s)
+	}
+	return all
+}
+
+// Run keeps the sessions until ctx is done, and has ended them when it returns.
+func (c *Client) Run(ctx context.Context) error {
+	c.once.Do(func() { c.id = rand.Text() })
+	var running sync.WaitGroup
+	c.mu.Lock()
+	c.stopped, c.slots, c.replicas, c.open = false, nil, map[string]*clientSession{}, map[*clientSession]struct{}{}
+	for i := range c.Gateways {
+		for range max(c.Gateways[i].Replicas, 1) {
+			c.slots = append(c.slots, &slot{gateway: &c.Gateways[i], since: time.Now()})
+		}
+	}
+	slots := c.slots
+	c.mu.Unlock()
+	for _, s := range slots {
+		running.Go(func() {
+			defer c.recovered()
+			c.keep(ctx, s)
+		})
+	}
+	running.Wait()
+	c.mu.Lock()
+	c.stopped = true
+	c.mu.Unlock()
+	c.active.Wait()
+	return nil
+}
+
+// start runs f in a goroutine that Run waits for.
+func (c *Client) start(f func()) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.stopped {
+		return
+	}
+	c.active.Go(func() {
+		defer c.recovered()
+		f()
+	})
+}
+
+func (c *Client) recovered() {
+	if v := recover(); v != nil {
+		p := tunnel.Caught(v)
+		c.log().Error("panic in a reverse session", "error", p.Error(), "stack", string(p.Stack))
+	}
+}
+
+func (c *Client) log() *slog.Logger {
+	if c.Log == nil {
+		return slog.New(slog.DiscardHandler)
+	}
+	return c.Log
+}
+
+// keep has a session in slot s until ctx is done.
+func (c *Client) keep(ctx context.Context, s *slot) {
+	failures := 0
+	for ctx.Err() == nil && !c.isDraining() {
+		started := time.Now()
+		x, err := c.connect(ctx, s)
+		if err == nil {
+			failures = 0
+			err = x.wait(ctx) // until it ends, or its gateway drains
+			lasted := time.Since(started)
+			if ctx.Err() != nil {
+				return
+			}
+			c.failed(s, x, err)
+			c.log().Warn("session to the gateway ended; connecting again", "gateway", s.gateway.Name, "lasted", lasted, "error", errorText(err))
+			if lasted < steadyAfter {
+				failures = 1
+			}
+		} else {
+			if ctx.Err() != nil {
+				return
+			}
+			failures++
+			c.failed(s, nil, err)
+			if !errors.Is(err, errSameReplica) {
+				c.log().Warn("no session to the gateway; trying again", "gateway", s.gateway.Name, "attempt", failures, "error", err.Error())
+			}
+		}
+		if !sleep(ctx, retryIn(failures, err)) {
+			return
+		}
+	}
+}
+
+func errorText(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}
+
+// retryIn returns how long to wait after so many failures in a row: a random part of a time
+// that doubles, so that the connectors of a gateway that restarts do not come all at once.
+func retryIn(failures int, err error) time.Duration {
+	most := firstRetry << min(failures, 7)
+	if errors.Is(err, errSameReplica) {
+		most = sameReplica
+	}
+	most = min(most, lastRetry)
+	return most/4 + mathrand.N(most*3/4)
+}
+
+func sleep(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-t.C:
+		return true
+	}
+}
+
+// errSameReplica is the error for a session to a replica that another session leads to.
+var errSameReplica = errors.New("reverse: it led to a replica that has a session")
+
+// failed notes that s has no session because of err; x is the one it had, nil for none.
+func (c *Client) failed(s *slot, x *clientSession, err error) {
+	c.mu.Lock()
+	if s.session == x || x == nil {
+		s.session, s.since = nil, time.Now()
+		if !errors.Is(err, errSameReplica) || s.err == nil {
+			s.err = err
+		}
+	}
+	c.mu.Unlock()
+	c.changed()
+}
+
+func (c *Client) changed() {
+	if c.Changed != nil {
+		c.Changed()
+	}
+}
+
+// connect opens a session for s, and has it served.
+func (c *Client) connect(ctx context.Context, s *slot) (*clientSession, error) {
+	opening, cancel := context.WithTimeout(ctx, openTimeout)
+	defer cancel()
+	ep := &tunnel.Endpoint{Host: Name.String(), Addr: netip.AddrPortFrom(netip.Addr{}, 443)}
+	conn, err := s.gateway.Transport.Dial(opening, ep, &tunnel.Request{Proto: "reverse", Name: Name, Port: 443, Start: time.Now()})
+	if err != nil {
+		return nil, err
+	}
+	x := &clientSession{client: c, slot: s, carrier: newCarrierConn(conn), since: time.Now(), drained: make(chan struct{}), ended: make(chan struct{})}
+	stop := context.AfterFunc(opening, func() {
+		defer c.recovered()
+		_ = conn.SetDeadline(time.Unix(1, 0))
+	})
+	c.mu.Lock()
+	first := hello{Version: version, Connector: c.id, Register: c.names}
+	x.told = c.changes
+	for replica, other := range c.replicas {
+		if !other.isDraining() {
+			first.Have = append(first.Have, replica)
+		}
+	}
+	c.mu.Unlock()
+	w, err := x.begin(&first)
+	stop()
+	if err == nil && opening.Err() != nil {
+		err = opening.Err()
+	}
+	if err == nil {
+		err = c.add(x, w)
+	}
+	if err != nil {
+		_ = x.carrier.Close()
+		return nil, err
+	}
+	_ = conn.SetDeadline(time.Time{})
+	c.start(func() {
+		x.serve(ctx)
+	})
+	c.log().Info("session to the gateway", "gateway", s.gateway.Name, "replica", w.Replica, "names", len(first.Register))
+	x.logRefused(w.Names)
+	c.changed()
+	return x, nil
+}
+
+// add lists x, unless another session leads to its replica.
+func (c *Client) add(x *clientSession, w *welcome) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	x.replica, x.names = w.Replica, w.Names
+	if other := c.replicas[w.Replica]; other != nil && !other.isDraining() && w.Replica != "" {
+		return errSameReplica
+	}
+	c.replicas[w.Replica] = x
+	c.open[x] = struct{}{}
+	x.slot.session, x.slot.err, x.slot.since = x, nil, x.since
+	return nil
+}
+
+// remove takes x from the list.
+func (c *Client) remove(x *clientSession) {
+	c.mu.Lock()
+	delete(c.open, x)
+	if c.replicas[x.replica] == x {
+		delete(c.replicas, x.replica)
+	}
+	c.mu.Unlock()
+	c.changed()
+}
+
+func (c *Client) isDraining() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.draining
+}
+
+// Drain tells the gateways that this connector is about to stop, and has each session end
+// with the last of its streams. It does not wait.
+func (c *Client) Drain() {
+	c.mu.Lock()
+	c.draining = true
+	open := c.sessions()
+	c.mu.Unlock()
+	for _, x := range open {
+		c.start(func() {
+			x.finish()
+		})
+	}
+}
+
+// State returns what there is to say about each session.
+func (c *Client) State() []SessionState {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	list := make([]SessionState, len(c.slots))
+	for i, s := range c.slots {
+		one := SessionState{Gateway: s.gateway.Name, Since: s.since}
+		if x := s.session; x != nil {
+			one.Connected, one.Replica, one.Streams, one.Names, one.Draining = true, x.replica, int(x.streams.Load()), x.names, x.isDraining()
+		} else if s.err != nil {
+			one.Error = s.err.Error()
+		}
+		list[i] = one
+	}
+	return list
+}
+
+// A clientSession is one session of a Client.
+type clientSession struct {
+	client  *Client
+	slot    *slot
+	carrier *carrierConn
+	since   time.Time
+	proto   h2.Protocol
+	streams atomic.Int64
+	telling sync.Mutex // held by tellNames
+	replica string
+	names   []Result // guarded by the client's mu
+
+	mu       sync.Mutex // guards what follows
+	control  *controlStream
+	draining bool
+	told     uint64 // of the client's changes
+	err      error
+
+	drained chan struct{} // closed where the gateway drains
+	ended   chan struct{} // closed at the end of serve
+}
+
+// begin sends the hello and returns the welcome.
+func (x *clientSession) begin(first *hello) (*welcome, error) {
+	if err := writeJSON(x.carrier, first); err != nil {
+		return nil, fmt.Errorf("reverse: gateway %q: %w", x.slot.gateway.Name, err)
+	}
+	var w welcome
+	if err := readJSON(x.carrier.early, &w); err != nil {
+		return nil, fmt.Errorf("reverse: gateway %q gave no answer: %w", x.slot.gateway.Name, err)
+	}
+	switch {
+	case w.Same:
+		return nil, errSameReplica
+	case w.Error != "":
+		return nil, fmt.Errorf("reverse: gateway %q refused the session: %q", x.slot.gateway.Name, tunnel.Clip(w.Error))
+	case w.Version != version:
+		return nil, fmt.Errorf("reverse: gateway %q speaks version %d of the protocol, want %d", x.slot.gateway.Name, w.Version, version)
+	}
+	w.Replica = clip(w.Replica)
+	return &w, nil
+}
+
+// logRefused logs the names that the gateway has refused.
+func (x *clientSession) logRefused(results []Result) {
+	for i := range results {
+		if r := &results[i]; r.Reason != "" {
+			x.client.log().Warn("the gateway refused a name", "gateway", x.slot.gateway.Name, "name", r.Name.String(), "port", r.Port, "reason", string(r.Reason), "error", tunnel.Clip(r.Error))
+		}
+	}
+}
+
+// serve serves the requests that come until the session ends.
+func (x *clientSession) serve(ctx context.Context) {
+	defer close(x.ended)
+	defer x.client.remove(x)
+	x.proto.Streams, x.proto.Idle = maxStreams, math.MaxInt64/4
+	via := func() string { return "" }
+	if x.client.Via != nil {
+		via = x.client.Via
+	}
+	x.proto.Service = &service{connect.Protocol{CurrentVia: via}}
+	late := time.AfterFunc(controlTimeout, func() {
+		defer x.client.recovered()
+		x.mu.Lock()
+		defer x.mu.Unlock()
+		if x.control == nil {
+			_ = x.carrier.Close()
+		}
+	})
+	defer late.Stop()
+	err := x.proto.ServeConn(ctx, tunnel.NewConn(x.carrier), x)
+	x.mu.Lock()
+	if x.err == nil {
+		x.err = err
+	}
+	x.mu.Unlock()
+}
+
+// wait returns when the session has ended, with why, or when another is to take its place.
+func (x *clientSession) wait(ctx context.Context) error {
+	select {
+	case <-x.ended:
+		x.mu.Lock()
+		defer x.mu.Unlock()
+		return x.err
+	case <-x.drained:
+		return errDraining
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// errDraining is why a session is to be replaced whose gateway is about to stop.
+var errDraining = errors.New("reverse: the gateway is about to stop")
+
+func (x *clientSession) isDraining() bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.draining
+}
+
+// ServeTunnel implements tunnel.Handler: it serves one stream of the session.
+func (x *clientSession) ServeTunnel(ctx context.Context, req *tunnel.Request) {
+	if req.Name == controlName {
+		x.serveControl(req)
+		return
+	}
+	x.streams.Add(1)
+	defer x.streams.Add(-1)
+	req.Listener = "reverse:" + x.slot.gateway.Name
+	x.client.Handler.ServeTunnel(ctx, req)
+}
+
+// serveControl serves the control stream, whose end is that of the session.
+func (x *clientSession) serveControl(req *tunnel.Request) {
+	x.mu.Lock()
+	taken := x.control != nil
+	x.mu.Unlock()
+	if taken {
+		req.Refuse(tunnel.Refusef(tunnel.Denied, "reverse: the session has a control stream"))
+		return
+	}
+	stream, err := req.Accept()
+	if err != nil {
+		return
+	}
+	s := &controlStream{conn: stream}
+	x.mu.Lock()
+	if x.control != nil {
+		x.mu.Unlock()
+		_ = stream.Close()
+		return
+	}
+	x.control = s
+	x.mu.Unlock()
+	done := make(chan struct{})
+	var watching sync.WaitGroup
+	defer func() {
+		close(done)
+		watching.Wait()
+		_ = stream.Close()
+		_ = x.carrier.Close() // which ends the session
+	}()
+	watching.Go(func() {
+		defer x.client.recovered()
+		x.tellNames()
+		s.watch(done, x.carrier, func() {
+			x.fail(errDead)
+			_ = x.carrier.Close()
+		})
+	})
+	if err := s.read(x.handle); err != nil {
+		x.fail(fmt.Errorf("reverse: the control stream ended: %w", err))
+	}
+}
+
+func (x *clientSession) fail(err error) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.err == nil {
+		x.err = err
+	}
+}
+
+// handle takes one line of the control stream.
+func (x *clientSession) handle(c *control) error {
+	switch c.Kind {
+	case kindRegistered:
+		x.client.mu.Lock()
+		x.names = c.Names
+		x.client.mu.Unlock()
+		x.logRefused(c.Names)
+		x.client.changed()
+	case kindDrain:
+		x.mu.Lock()
+		first := !x.draining
+		x.draining = true
+		x.mu.Unlock()
+		if first {
+			x.client.log().Info("the gateway is about to stop", "gateway", x.slot.gateway.Name, "replica", x.replica)
+			close(x.drained)
+			x.client.start(func() {
+				x.replaced()
+				x.finish()
+			})
+		}
+	}
+	return nil
+}
+
+// tellNames tells the gateway the names of now, if it does not have them.
+func (x *clientSession) tellNames() {
+	x.telling.Lock()
+	defer x.telling.Unlock()
+	c := x.client
+	c.mu.Lock()
+	names, changes := c.names, c.changes
+	c.mu.Unlock()
+	x.mu.Lock()
+	s := x.control
+	known := x.told == changes
+	if s != nil {
+		x.told = changes
+	}
+	x.mu.Unlock()
+	if s != nil && !known {
+		_ = s.send(control{Kind: kindRegister, Register: names})
+	}
+}
+
+// finish ends x with the last of its streams. The gateway is told first, so that it uses
+// others.
+func (x *clientSession) finish() {
+	x.mu.Lock()
+	s := x.control
+	x.mu.Unlock()
+	if s != nil {
+		_ = s.send(control{Kind: kindDrain})
+	}
+	x.proto.Drain()
+	tick := time.NewTicker(drainTick)
+	defer tick.Stop()
+	for idle := 0; idle < 2; {
+		select {
+		case <-x.ended:
+			return
+		case <-tick.C:
+		}
+		if idle++; x.streams.Load() > 0 {
+			idle = 0
+		}
+	}
+	_ = x.carrier.Close()
+}
+
+// replaced waits until x is to end because its gateway drains: another session is there, or
+// none has come for a while.
+func (x *clientSession) replaced() {
+	late := time.NewTimer(replaceWithin)
+	defer late.Stop()
+	tick := time.NewTicker(drainTick)
+	defer tick.Stop()
+	for {
+		select {
+		case <-x.ended:
+			return
+		case <-late.C:
+			return
+		case <-tick.C:
+		}
+		x.client.mu.Lock()
+		now := x.slot.session
+		x.client.mu.Unlock()
+		if now != nil && now != x {
+			return
+		}
+	}
+}
+
+// Handler of the session's streams.
+var _ interface {
+	tunnel.Handler
+	tunnel.Refuser
+} = (*clientSession)(nil)
+
+// Refused implements tunnel.Refuser.
+func (x *clientSession) Refused(req *tunnel.Request, err error) {
+	x.client.log().Debug("request on a session refused", "gateway", x.slot.gateway.Name, "target", tunnel.Clip(req.Target()), "error", err.Error())
+}
+
+// Panicked implements tunnel.Refuser.
+func (x *clientSession) Panicked(_ *tunnel.Request, v any) {
+	p := tunnel.Caught(v)
+	x.client.log().Error("panic in a reverse session", "error", p.Error(), "stack", string(p.Stack))
+}
+
+// A service admits the requests of a session.
+type service struct{ connect.Protocol }
+
+// Name implements connect.Service.
+func (*service) Name() string { return "reverse" }

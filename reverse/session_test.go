@@ -1,0 +1,470 @@
+package reverse
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"culvert.dev/tunnel"
+)
+
+// pollLimit is how long a test waits for what must come.
+const pollLimit = time.Minute
+
+// eventually waits until ok returns true.
+func eventually(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	deadline := time.Now().Add(pollLimit)
+	for !ok() {
+		if time.Now().After(deadline) {
+			t.Fatalf("%s: not after %v", what, pollLimit)
+		}
+		<-time.After(5 * time.Millisecond)
+	}
+}
+
+// A testGateway takes sessions over TCP on loopback, from an owner.
+type testGateway struct {
+	*Server
+	groups  *Groups
+	owner   string
+	relay   *tunnel.Relay
+	mu      sync.Mutex
+	ends    []tunnel.Outcome
+	serving sync.WaitGroup
+	ctx     context.Context
+	wrap    func(net.Conn) net.Conn // of the gateway's end; may be nil
+}
+
+func newTestGateway(t *testing.T) *testGateway {
+	t.Helper()
+	g := &testGateway{groups: &Groups{Authorize: anything}, owner: "spiffe://corp.example/edge", relay: &tunnel.Relay{}}
+	ctx, stop := context.WithCancel(context.Background())
+	g.ctx = ctx
+	g.Server = &Server{Groups: g.groups, Router: &tunnel.Router{Relay: g.relay, Observe: func(o *tunnel.Outcome) {
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		g.ends = append(g.ends, *o)
+	}}}
+	t.Cleanup(func() {
+		stop()
+		g.serving.Wait()
+		_ = g.relay.Close()
+	})
+	return g
+}
+
+// outcomes returns the reasons of the sessions that have ended.
+func (g *testGateway) outcomes() (all []tunnel.Reason) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for _, o := range g.ends {
+		all = append(all, o.Reason)
+	}
+	return all
+}
+
+// Dial implements tunnel.Transport: it is how connectors reach g.
+func (g *testGateway) Dial(ctx context.Context, ep *tunnel.Endpoint, _ *tunnel.Request) (net.Conn, error) {
+	if g.ctx.Err() != nil {
+		return nil, errors.New("the gateway is gone")
+	}
+	near, far, err := tcpPair(ctx)
+	if err != nil {
+		return nil, err
+	}
+	refused := make(chan error, 1)
+	accepted := make(chan struct{})
+	req := by(g.owner)
+	req.Name, req.Port, req.Start = tunnel.MustParseName(ep.Host), ep.Addr.Port(), time.Now()
+	req.Source = near.LocalAddr().(*net.TCPAddr).AddrPort()
+	req.Refuse = func(err error) { refused <- err }
+	req.Accept = func() (tunnel.Stream, error) {
+		close(accepted)
+		if g.wrap != nil {
+			return halfCloser{g.wrap(far), far}, nil
+		}
+		return far, nil
+	}
+	g.serving.Go(func() { g.ServeTunnel(g.ctx, req) })
+	select {
+	case err := <-refused:
+		_ = near.Close()
+		_ = far.Close()
+		return nil, err
+	case <-accepted:
+		return near, nil
+	}
+}
+
+func (*testGateway) Check(*tunnel.Endpoint) error { return nil }
+
+func (*testGateway) Info() tunnel.TransportInfo { return tunnel.TransportInfo{} }
+
+type halfCloser struct {
+	net.Conn
+	tcp *net.TCPConn
+}
+
+func (h halfCloser) CloseWrite() error { return h.tcp.CloseWrite() }
+
+func tcpPair(ctx context.Context) (near, far *net.TCPConn, err error) {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, nil, err
+	}
+	defer ln.Close()
+	c, err := new(net.Dialer).DialContext(ctx, "tcp", ln.Addr().String())
+	if err != nil {
+		return nil, nil, err
+	}
+	s, err := ln.Accept()
+	if err != nil {
+		_ = c.Close()
+		return nil, nil, err
+	}
+	return c.(*net.TCPConn), s.(*net.TCPConn), nil
+}
+
+// echo answers each request with its name, and then with what comes.
+var echo = tunnel.HandlerFunc(func(_ context.Context, req *tunnel.Request) {
+	s, err := req.Accept()
+	if err != nil {
+		return
+	}
+	defer s.Close()
+	_, _ = io.WriteString(s, req.Target()+"\n")
+	_, _ = io.Copy(s, s)
+})
+
+// run runs c until the test ends, or stop is called.
+func run(t *testing.T, c *Client) (stop func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = c.Run(ctx)
+	}()
+	stop = func() {
+		cancel()
+		<-done
+	}
+	t.Cleanup(stop)
+	return stop
+}
+
+// client returns a Client with a session to each gateway.
+func client(names []Registration, gateways ...*testGateway) *Client {
+	c := &Client{Handler: echo}
+	for i, g := range gateways {
+		c.Gateways = append(c.Gateways, Gateway{Name: "gw" + string(rune('1'+i)), Transport: g})
+	}
+	c.SetNames(names)
+	return c
+}
+
+// dial opens a stream to name on g, and returns it with the line that the connector has
+// sent.
+func (g *testGateway) dial(t *testing.T, name string, port uint16) (net.Conn, string, error) {
+	t.Helper()
+	n := tunnel.MustParseName(name)
+	s := g.groups.Service(n)
+	if s == nil {
+		return nil, "", errors.New("no such name")
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), pollLimit)
+	defer cancel()
+	c, err := g.groups.Transport(s.Endpoints[0].Group).Dial(ctx, &tunnel.Endpoint{Addr: netip.AddrPortFrom(netip.Addr{}, port)}, &tunnel.Request{Name: n, Port: port})
+	if err != nil {
+		return nil, "", err
+	}
+	_ = c.SetDeadline(time.Now().Add(pollLimit))
+	line, err := bufio.NewReaderSize(io.LimitReader(c, int64(len(name)+7)), 16).ReadString('\n')
+	return c, strings.TrimSpace(line), err
+}
+
+func (g *testGateway) members(name string) int {
+	for _, l := range g.groups.List() {
+		if l.Name.String() == name {
+			return len(l.Members)
+		}
+	}
+	return 0
+}
+
+func TestAConnectorServesItsNames(t *testing.T) {
+	g := newTestGateway(t)
+	c := client([]Registration{named("cam.edge.example"), named("*.sites.example")}, g)
+	stop := run(t, c)
+	eventually(t, "the names are registered", func() bool { return g.members("*.sites.example") == 1 })
+	for name, port := range map[string]uint16{"cam.edge.example": 443, "a.b.sites.example": 8443} {
+		conn, line, err := g.dial(t, name, port)
+		want := net.JoinHostPort(name, map[bool]string{true: "443", false: "8443"}[port == 443])
+		if err != nil || line != want {
+			t.Fatalf("%s: got %q and %v, want %q", name, line, err, want)
+		}
+		if _, err := io.WriteString(conn, "hello"); err != nil {
+			t.Fatal(err)
+		}
+		if err := conn.(tunnel.Stream).CloseWrite(); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := io.ReadAll(conn); string(got) != "hello" || err != nil {
+			t.Errorf("%s: got %q and %v back", name, got, err)
+		}
+		_ = conn.Close()
+	}
+	if list := g.Sessions(); len(list) != 1 || list[0].Owner != g.owner || len(list[0].Names) != 2 || list[0].In == 0 || list[0].Out == 0 {
+		t.Errorf("the sessions are %+v", list)
+	}
+	if state := c.State(); len(state) != 1 || !state[0].Connected || state[0].Replica != g.Replica() {
+		t.Errorf("the state is %+v", state)
+	}
+	c.SetNames([]Registration{named("other.edge.example")})
+	eventually(t, "other names are registered", func() bool { return g.members("other.edge.example") == 1 && g.members("cam.edge.example") == 0 })
+	stop()
+	eventually(t, "the session has left", func() bool { return g.members("other.edge.example") == 0 && len(g.Sessions()) == 0 })
+}
+
+// A connector that loses its gateway connects again, with all names.
+func TestAConnectorComesBack(t *testing.T) {
+	g := newTestGateway(t)
+	run(t, client([]Registration{named("cam.edge.example")}, g))
+	for range 3 {
+		eventually(t, "the name is registered", func() bool { return g.members("cam.edge.example") == 1 && len(g.Sessions()) == 1 })
+		before := g.Sessions()[0].ID
+		g.relay.EndRecords(tunnel.Killed, func(tunnel.Record) bool { return true })
+		eventually(t, "another session is there", func() bool {
+			list := g.Sessions()
+			return len(list) == 1 && list[0].ID != before && g.members("cam.edge.example") == 1
+		})
+	}
+}
+
+// Of two gateways that drain or go one after the other, there is always one that reaches
+// the connector.
+func TestDrainMovesToAnotherGateway(t *testing.T) {
+	first, second := newTestGateway(t), newTestGateway(t)
+	c := client([]Registration{named("cam.edge.example")}, first, second)
+	run(t, c)
+	both := func() bool { return first.members("cam.edge.example") == 1 && second.members("cam.edge.example") == 1 }
+	eventually(t, "both have a session", both)
+	conn, _, err := first.dial(t, "cam.edge.example", 443)
+	if err != nil {
+		t.Fatal(err)
+	}
+	first.Drain()
+	eventually(t, "the session drains", func() bool { s := c.State()[0]; return s.Error != "" || s.Draining })
+	if _, err := io.WriteString(conn, "x"); err != nil {
+		t.Errorf("a stream of a session that drains: %v", err)
+	}
+	if _, err := conn.Read(make([]byte, 1)); err != nil {
+		t.Errorf("a stream of a session that drains: %v", err)
+	}
+	if n := len(first.Sessions()); n != 1 {
+		t.Errorf("a session with a stream has ended: %d are open", n)
+	}
+	_ = conn.Close()
+	eventually(t, "the session has ended with its last stream", func() bool { return len(first.Sessions()) == 0 })
+	if got := first.outcomes(); !slices.Contains(got, tunnel.Done) || slices.Contains(got, tunnel.Reset) {
+		t.Errorf("the session ended with %q, want %q", got, tunnel.Done)
+	}
+	if _, line, err := second.dial(t, "cam.edge.example", 443); err != nil || line != "cam.edge.example:443" {
+		t.Errorf("the second gateway: got %q and %v", line, err)
+	}
+}
+
+// A connector that drains tells its gateways, which use other connectors for what is new.
+func TestAConnectorDrains(t *testing.T) {
+	g := newTestGateway(t)
+	c := client([]Registration{named("cam.edge.example")}, g)
+	run(t, c)
+	eventually(t, "the name is registered", func() bool { return g.members("cam.edge.example") == 1 })
+	conn, _, err := g.dial(t, "cam.edge.example", 443)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Drain()
+	eventually(t, "the gateway knows", func() bool { l := g.Sessions(); return len(l) == 1 && l[0].Draining })
+	if _, err := io.WriteString(conn, "x"); err != nil {
+		t.Fatal(err)
+	}
+	_ = conn.Close()
+	eventually(t, "the session has ended", func() bool { return len(g.Sessions()) == 0 })
+}
+
+// One session for each replica: where a balancer leads to the same one again, no name joins.
+func TestOneSessionForEachReplica(t *testing.T) {
+	g := newTestGateway(t)
+	c := client([]Registration{named("cam.edge.example")}, g, g)
+	run(t, c)
+	eventually(t, "one slot has led to the same replica", func() bool {
+		s := c.State()
+		return len(s) == 2 && s[0].Connected != s[1].Connected && strings.Contains(s[0].Error+s[1].Error, "led to a replica")
+	})
+	if n := g.members("cam.edge.example"); n != 1 {
+		t.Errorf("the name has %d sessions, want 1", n)
+	}
+}
+
+// A silentConn loses everything from a moment on, as a path does that has died.
+type silentConn struct {
+	net.Conn
+	dead   <-chan struct{}
+	closed chan struct{}
+	once   sync.Once
+}
+
+func (c *silentConn) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	select {
+	case <-c.dead:
+		<-c.closed
+		return 0, net.ErrClosed
+	default:
+	}
+	return n, err
+}
+
+func (c *silentConn) Write(b []byte) (int, error) {
+	select {
+	case <-c.dead:
+		return len(b), nil
+	default:
+		return c.Conn.Write(b)
+	}
+}
+
+func (c *silentConn) Close() error {
+	c.once.Do(func() { close(c.closed) })
+	select {
+	case <-c.dead:
+		return nil // nothing arrives, not even the end
+	default:
+		return c.Conn.Close()
+	}
+}
+
+// A path that dies without a FIN is found by both sides, which then do without it.
+func TestDeadPathsAreFound(t *testing.T) {
+	g := newTestGateway(t)
+	dead := make(chan struct{})
+	var mu sync.Mutex
+	var hidden []net.Conn
+	g.wrap = func(c net.Conn) net.Conn {
+		mu.Lock()
+		defer mu.Unlock()
+		if len(hidden) > 0 { // the next path works
+			return c
+		}
+		hidden = append(hidden, c)
+		return &silentConn{Conn: c, dead: dead, closed: make(chan struct{})}
+	}
+	t.Cleanup(func() {
+		mu.Lock()
+		defer mu.Unlock()
+		for _, c := range hidden {
+			_ = c.Close()
+		}
+	})
+	c := client([]Registration{named("cam.edge.example")}, g)
+	run(t, c)
+	eventually(t, "the name is registered", func() bool { return g.members("cam.edge.example") == 1 && len(g.Sessions()) == 1 })
+	id := g.Sessions()[0].ID
+	close(dead)
+	eventually(t, "the gateway has found it", func() bool { return slices.Contains(g.outcomes(), tunnel.Idle) })
+	eventually(t, "the connector has found it", func() bool { l := g.Sessions(); return len(l) == 1 && l[0].ID != id })
+	if _, line, err := g.dial(t, "cam.edge.example", 443); err != nil || line != "cam.edge.example:443" {
+		t.Errorf("after that: got %q and %v", line, err)
+	}
+}
+
+// What opens a session and is not what the protocol has is refused.
+func TestBadHellos(t *testing.T) {
+	valid := func(pad int) string {
+		b, err := json.Marshal(hello{Version: version, Connector: strings.Repeat("x", pad)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(b) + "\n"
+	}
+	exact := strings.Repeat("x", maxLine-len(valid(0)))
+	for _, c := range []struct {
+		name, line string
+		want       tunnel.Reason
+	}{
+		{"no JSON", "GET / HTTP/1.1\r\n", tunnel.BadRequest},
+		{"another version", `{"version":2}` + "\n", tunnel.Unsupported},
+		{"64 KiB", valid(len(exact)), tunnel.Done},
+		{"64 KiB and a byte", valid(len(exact) + 1), tunnel.TooLarge},
+		{"a name that is none", `{"version":1,"register":[{"name":"a b"}]}` + "\n", tunnel.BadRequest},
+		{"the end", "", tunnel.Done},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			g := newTestGateway(t)
+			conn, err := g.Dial(t.Context(), &tunnel.Endpoint{Host: Name.String(), Addr: netip.MustParseAddrPort("0.0.0.0:443")}, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Close()
+			_ = conn.SetDeadline(time.Now().Add(pollLimit))
+			_, _ = io.WriteString(conn, c.line)
+			var answer []byte
+			if c.line != "" {
+				r := bufio.NewReader(conn)
+				answer, _ = r.ReadBytes('\n')
+			}
+			_ = conn.Close()
+			eventually(t, "the session has ended", func() bool { return len(g.outcomes()) == 1 })
+			got := g.outcomes()[0]
+			if c.want == tunnel.Done && got == tunnel.Reset { // the connection was closed
+				got = tunnel.Done
+			}
+			if got != c.want {
+				t.Errorf("the session ended with %q, want %q", got, c.want)
+			}
+			if refused := bytes.Contains(answer, []byte(`"error"`)); refused != (c.want != tunnel.Done) && c.line != "" {
+				t.Errorf("the answer is %q", answer)
+			}
+		})
+	}
+}
+
+// Names that are refused do not end the session.
+func TestRefusedNamesLeaveTheSession(t *testing.T) {
+	g := newTestGateway(t)
+	if _, err := g.groups.Join(by("another"), &fakeSession{}, named("taken.example")); err != nil {
+		t.Fatal(err)
+	}
+	c := client([]Registration{named("taken.example"), named("free.example")}, g)
+	run(t, c)
+	eventually(t, "the free name is registered", func() bool { return g.members("free.example") == 1 })
+	eventually(t, "the connector knows", func() bool { return len(c.State()[0].Names) == 2 })
+	names := c.State()[0].Names
+	if names[0].Reason != tunnel.Denied || names[1].Reason != "" {
+		t.Errorf("the results are %+v, want that the first is denied", names)
+	}
+}
+
+// No owner has more sessions than the limit.
+func TestSessionsHaveALimit(t *testing.T) {
+	g := newTestGateway(t)
+	g.SessionsPerOwner = 1
+	run(t, client([]Registration{named("a.example")}, g))
+	eventually(t, "a session is there", func() bool { return len(g.Sessions()) == 1 })
+	_, err := g.Dial(t.Context(), &tunnel.Endpoint{Host: Name.String(), Addr: netip.MustParseAddrPort("0.0.0.0:443")}, nil)
+	if reasonOf(err) != tunnel.Overload {
+		t.Errorf("a second session: got %v, want %q", err, tunnel.Overload)
+	}
+}

@@ -1,0 +1,242 @@
+package reverse
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"io"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"culvert.dev/connect"
+	"culvert.dev/tunnel"
+)
+
+// Names of the protocol, below tunnel.ReservedZone.
+var (
+	// Name is asked of a gateway, by CONNECT, for a session.
+	Name = tunnel.MustParseName("reverse." + tunnel.ReservedZone)
+
+	// controlName is asked by the gateway for the first stream of a session.
+	controlName = tunnel.MustParseName("control." + tunnel.ReservedZone)
+)
+
+// Limits and times of the protocol.
+const (
+	version      = 1
+	maxLine      = 64 << 10 // bytes of a JSON line, with its end
+	maxStreams   = 1000     // of a session
+	headTimeout  = 10 * time.Second
+	pingEvery    = 3 * time.Second
+	deadAfter    = 6 * time.Second        // without a byte
+	namesEvery   = 100 * time.Millisecond // between two changes of the names of a session
+	writeTimeout = 10 * time.Second       // of a control line
+)
+
+// A hello opens a session: the connector's first line.
+type hello struct {
+	Version   int            `json:"version"`
+	Connector string         `json:"connector"` // what the connector calls this process
+	Register  []Registration `json:"register"`
+	Have      []string       `json:"have,omitempty"` // replicas that the connector has a session to: it wants another one
+}
+
+// A welcome is the gateway's answer to a hello. After its line both sides speak HTTP/2, and
+// the gateway is the client.
+type welcome struct {
+	Version int      `json:"version"`
+	Replica string   `json:"replica,omitempty"` // what the gateway calls this process
+	Names   []Result `json:"names,omitempty"`
+	Same    bool     `json:"same,omitempty"`  // the connector has a session to this replica; the stream ends
+	Error   string   `json:"error,omitempty"` // why there is no session; the stream ends
+}
+
+// A Result is what has become of one Registration.
+type Result struct {
+	Name   tunnel.Pattern `json:"name"`
+	Port   uint16         `json:"port,omitzero"`
+	Reason tunnel.Reason  `json:"reason,omitempty"` // why the gateway has refused it; "" if it has not
+	Error  string         `json:"error,omitempty"`
+}
+
+// A control is a line on the control stream.
+type control struct {
+	Kind     string         `json:"kind"`
+	Register []Registration `json:"register,omitempty"` // of register: all names from now on
+	Names    []Result       `json:"names,omitempty"`    // of registered
+}
+
+// Kinds of control lines. Others are ignored.
+const (
+	kindPing       = "ping"       // either side, every pingEvery
+	kindRegister   = "register"   // the connector has other names
+	kindRegistered = "registered" // the answer to register
+	kindDrain      = "drain"      // the sender is about to stop: use others
+)
+
+// errTooLarge is the error for a line of more than maxLine bytes.
+var errTooLarge = tunnel.Refusef(tunnel.TooLarge, "reverse: a line of more than %d bytes", maxLine)
+
+// readJSON reads one line into v. An error that the line itself is the reason of is an
+// *tunnel.Error.
+func readJSON(r *bufio.Reader, v any) error {
+	var line []byte
+	for {
+		part, err := r.ReadSlice('\n')
+		if len(line)+len(part) > maxLine {
+			return errTooLarge
+		}
+		line = append(line, part...)
+		switch {
+		case err == nil:
+			if err := json.Unmarshal(line, v); err != nil {
+				return tunnel.Refusef(tunnel.BadRequest, "reverse: a line is not what the protocol has: %w", err)
+			}
+			return nil
+		case !errors.Is(err, bufio.ErrBufferFull):
+			if err == io.EOF && len(line) > 0 {
+				err = io.ErrUnexpectedEOF
+			}
+			return err
+		}
+	}
+}
+
+// writeJSON writes v as one line.
+func writeJSON(w io.Writer, v any) error {
+	b, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	if len(b) >= maxLine {
+		return errTooLarge
+	}
+	_, err = w.Write(append(b, '\n'))
+	return err
+}
+
+// A carrierConn is the stream that a session is on. What was read of it with its hello or welcome
+// comes first.
+type carrierConn struct {
+	net.Conn
+	early *bufio.Reader
+	heard atomic.Int64 // when the last byte came, by clock
+	once  sync.Once
+	gone  chan struct{} // closed by Close
+}
+
+func newCarrierConn(c net.Conn) *carrierConn {
+	k := &carrierConn{Conn: c, gone: make(chan struct{})}
+	k.early = bufio.NewReader(readerFunc(k.read))
+	k.heard.Store(clock())
+	return k
+}
+
+type readerFunc func([]byte) (int, error)
+
+func (f readerFunc) Read(b []byte) (int, error) { return f(b) }
+
+func (k *carrierConn) read(b []byte) (int, error) {
+	n, err := k.Conn.Read(b)
+	if n > 0 {
+		k.heard.Store(clock())
+	}
+	return n, err
+}
+
+// Read implements net.Conn.
+func (k *carrierConn) Read(b []byte) (int, error) {
+	if k.early.Buffered() > 0 {
+		return k.early.Read(b)
+	}
+	return k.read(b)
+}
+
+// Close implements net.Conn.
+func (k *carrierConn) Close() error {
+	k.once.Do(func() { close(k.gone) })
+	return k.Conn.Close()
+}
+
+// silent returns how long nothing has come.
+func (k *carrierConn) silent() time.Duration { return time.Duration(clock() - k.heard.Load()) }
+
+var clockStart = time.Now()
+
+// clock is monotonic, in nanoseconds.
+func clock() int64 { return int64(time.Since(clockStart)) }
+
+// A controlStream has the lines of a session's control stream.
+type controlStream struct {
+	conn net.Conn
+	mu   sync.Mutex // of writes
+}
+
+func (s *controlStream) send(v control) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	_ = s.conn.SetWriteDeadline(time.Now().Add(writeTimeout))
+	return writeJSON(s.conn, v)
+}
+
+// watch sends pings until done is closed. It calls dead once where the carrier has been silent for too
+// long.
+func (s *controlStream) watch(done <-chan struct{}, carrier *carrierConn, dead func()) {
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	last := clock()
+	for {
+		select {
+		case <-done:
+			return
+		case <-tick.C:
+		}
+		if carrier.silent() >= deadAfter {
+			dead()
+			return
+		}
+		if now := clock(); now-last >= int64(pingEvery) {
+			last = now
+			if s.send(control{Kind: kindPing}) != nil {
+				dead()
+				return
+			}
+		}
+	}
+}
+
+// read calls handle with each line, until the stream ends or handle fails.
+func (s *controlStream) read(handle func(*control) error) error {
+	r := bufio.NewReader(s.conn)
+	for {
+		var c control
+		if err := readJSON(r, &c); err != nil {
+			return err
+		}
+		if err := handle(&c); err != nil {
+			return err
+		}
+	}
+}
+
+// errDead ends a session whose carrier is silent.
+var errDead = errors.New("reverse: nothing has come on the session for too long")
+
+// callerFields are those by which the other side learns of the caller of req. Nobody
+// verifies them there.
+func callerFields(req *tunnel.Request) connect.Fields {
+	var f connect.Fields
+	if u := req.Unverified; u != nil {
+		for _, one := range [...]connect.Field{{Name: "traceparent", Value: u.Trace}, {Name: "baggage", Value: u.Baggage}} {
+			if one.Value != "" {
+				f = append(f, one)
+			}
+		}
+	}
+	if req.Source.IsValid() {
+		f = append(f, connect.Field{Name: "forwarded", Value: `for="` + req.Source.String() + `"`})
+	}
+	return f
+}
