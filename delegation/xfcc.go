@@ -43,29 +43,33 @@ type XFCC struct {
 }
 
 // NewXFCC returns what the gateway that is called by says of a client with that verified
-// certificate. It has no Cert and no Chain. A name with bytes that other readers may take
-// for the end of it is left out, and so is such a Subject.
+// certificate. It has no Cert and no Chain. No name has a byte in it that ends a name, even
+// in quotes, for readers that look for a text in the field: in Subject it is hexadecimal, and
+// others with such a byte are left out.
 func NewXFCC(by string, leaf *x509.Certificate) XFCC {
 	sum := sha256.Sum256(leaf.Raw)
-	x := XFCC{By: []string{by}, Hash: sum[:]}
-	if s := subjectOf(leaf); checkXFCC(s) == nil {
-		x.Subject = s
-	}
+	x := XFCC{By: []string{by}, Hash: sum[:], Subject: subjectOf(leaf)}
 	for _, u := range leaf.URIs {
-		if s := u.String(); checkXFCC(s) == nil && s != "" {
+		if s := u.String(); isPlain(s) {
 			x.URI = append(x.URI, s)
 		}
 	}
 	for _, s := range leaf.DNSNames {
-		if checkXFCC(s) == nil && s != "" {
+		if isPlain(s) {
 			x.DNS = append(x.DNS, s)
 		}
 	}
 	return x
 }
 
+// isPlain reports whether a name has no byte in it that ends a name.
+func isPlain(s string) bool {
+	return s != "" && !strings.ContainsFunc(s, func(r rune) bool { return r <= 0x20 || r > 0x7e || strings.ContainsRune(",;\"\\", r) })
+}
+
 // subjectOf returns the subject of a certificate as RFC 2253 has it, "" if it is empty or
-// can't be read. Bytes that are not printable ASCII are "\" and two hexadecimal digits.
+// can't be read. Bytes that are escaped, and those that are not printable ASCII, are a
+// backslash and two hexadecimal digits.
 func subjectOf(leaf *x509.Certificate) string {
 	var name pkix.RDNSequence
 	if _, err := asn1.Unmarshal(leaf.RawSubject, &name); err != nil {
@@ -73,8 +77,12 @@ func subjectOf(leaf *x509.Certificate) string {
 	}
 	s := name.String()
 	var b strings.Builder
-	for i := range len(s) {
-		if c := s[i]; c < 0x20 || c > 0x7e {
+	for i := 0; i < len(s); i++ {
+		c := s[i]
+		if c == '\\' && i+1 < len(s) {
+			i++ // to what it escapes
+			fmt.Fprintf(&b, `\%02X`, s[i])
+		} else if c < 0x20 || c > 0x7e {
 			fmt.Fprintf(&b, `\%02X`, c)
 		} else {
 			b.WriteByte(c)
