@@ -71,7 +71,7 @@ func main() {
 	flag.StringVar(&o.carrier, "carrier", "", "carriers to measure, a `regexp` of lines of their table, or none: sni, connect, connect-h2, ...")
 	flag.StringVar(&o.dns, "dns", "", "DNS servers to measure, a `regexp`, or none: culvert, coredns, unbound, dnsmasq")
 	flag.StringVar(&o.loss, "loss", "", "ways through a path that loses packets to measure, a `regexp`, or none: TCP alone, quic-go alone, port per service, connect-h2, connect-h3; as root")
-	flag.StringVar(&o.tls, "tls", "", "TLS at the proxy to measure, a `regexp`, or none: terminated, originated, re-encrypted")
+	flag.StringVar(&o.tls, "tls", "", "TLS at the proxy to measure, a `regexp`, or none: terminated, originated, re-encrypted, identity")
 	flag.StringVar(&o.policy, "policy", "", "policies to measure, a `regexp`, or none: policies by address, policies by identity, policies of others, decisions")
 	flag.IntVar(&o.scale, "scale", 0, "hold as many idle tunnels as so `many` culverts can, instead")
 	role := flag.String("role", "", "internal: what this process does for the benchmark")
@@ -84,7 +84,9 @@ func main() {
 	case "backend":
 		err = backendMain()
 	case "tlsservice":
-		err = tlsServiceMain()
+		err = tlsServiceMain(false)
+	case "identityservice":
+		err = tlsServiceMain(true)
 	case "load":
 		err = loadMain()
 	case "carry":

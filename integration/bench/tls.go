@@ -3,6 +3,7 @@
 package main
 
 import (
+	"bufio"
 	"context"
 	"crypto/tls"
 	"encoding/binary"
@@ -11,9 +12,11 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"regexp"
 	"time"
 
+	"culvert.dev/internal/testca"
 	"culvert.dev/tunnel"
 )
 
@@ -24,6 +27,7 @@ type tlsKind struct {
 
 	terminated bool // TLS of the client ends at the proxy
 	originated bool // the proxy speaks TLS to the service
+	identity   bool // the service is told whose certificate the client has
 }
 
 // tlsKinds lists them.
@@ -45,8 +49,19 @@ func tlsKinds() []tlsKind {
 			terminated: true,
 			originated: true,
 		},
+		{
+			carrier:    carrier{name: "identity", dial: toTLS},
+			title:      identityTitle,
+			terminated: true,
+			originated: true,
+			identity:   true,
+		},
 	}
 }
+
+const identityTitle = `Re-encrypted, with identity: clients show a certificate to the proxy, and the proxy one to the service, and both are verified.
+HAProxy tells the service by send-proxy-v2-ssl, before TLS; culvert inside of it, in the same header with the client's certificate and an assertion that it
+signs for each connection, and without the assertion in the second column.`
 
 // toTLS dials what ends TLS. It fails if the proxy has chosen other keys or another cipher
 // than the others: their figures could not be compared.
@@ -109,17 +124,25 @@ func (b *tlsBench) run(ctx context.Context) error {
 	if len(b.kinds) == 0 {
 		return nil
 	}
-	service, err := startHelper("tlsservice")
-	if err != nil {
-		return err
-	}
-	defer service.stop()
-	var addr string
-	if _, err := fmt.Fscanln(service.out, &addr); err != nil {
-		return fmt.Errorf("the TLS service's address: %w", err)
-	}
+	addrs := make(map[string]string) // of the services, by role
 	for _, kind := range b.kinds {
-		kind.suite.rig.tlsService = addr
+		role := "tlsservice"
+		if kind.identity {
+			role = "identityservice"
+		}
+		if addrs[role] == "" {
+			service, err := startHelper(role)
+			if err != nil {
+				return err
+			}
+			defer service.stop()
+			var addr string
+			if _, err := fmt.Fscanln(service.out, &addr); err != nil {
+				return fmt.Errorf("the TLS service's address: %w", err)
+			}
+			addrs[role] = addr
+		}
+		kind.suite.rig.tlsService = addrs[role]
 		if err := kind.suite.run(ctx); err != nil {
 			return fmt.Errorf("%s: %w", kind.name, err)
 		}
@@ -195,6 +218,16 @@ func (k *tlsKind) peers() []*peer {
 	ready := func(ctx context.Context, addr string) error {
 		return (&caller{carrier: &k.carrier, to: addr}).echo(ctx)
 	}
+	if k.identity {
+		by := func(forward string) func(rig) (*exec.Cmd, error) {
+			return func(r rig) (*exec.Cmd, error) { return k.culvert(r, forward) }
+		}
+		return []*peer{
+			{name: us, carrier: &k.carrier, ready: ready, command: by("{assertion: true}"), collect: collectCulvert},
+			{name: us + "-header", carrier: &k.carrier, ready: ready, command: by("{}"), collect: collectCulvert},
+			{name: "haproxy", carrier: &k.carrier, ready: ready, command: k.haproxyCommand},
+		}
+	}
 	return []*peer{
 		{name: us, carrier: &k.carrier, ready: ready, command: k.culvertCommand, collect: collectCulvert},
 		{name: "haproxy", carrier: &k.carrier, ready: ready, command: k.haproxyCommand},
@@ -210,13 +243,25 @@ func (k *tlsKind) endpoint(r rig) string {
 	return r.target(0)
 }
 
-func (k *tlsKind) culvertCommand(r rig) (*exec.Cmd, error) {
+func (k *tlsKind) culvertCommand(r rig) (*exec.Cmd, error) { return k.culvert(r, "") }
+
+// culvert is the gateway, which tells the service who calls as forward says, if it does.
+func (k *tlsKind) culvert(r rig, forward string) (*exec.Cmd, error) {
 	listener, service := "service: "+serviceName(0)+":443", ""
 	if k.terminated {
-		listener = fmt.Sprintf("tls: {certificateFile: %s, keyFile: %s, names: [%s], protocols: [tcp]}", keyFile("bench.crt"), keyFile("bench.key"), quicName)
+		clients := ""
+		if k.identity {
+			clients = ", clientCAFile: " + keyFile("ca.crt")
+		}
+		listener = fmt.Sprintf("tls: {certificateFile: %s, keyFile: %s, names: [%s], protocols: [tcp]%s}", keyFile("bench.crt"), keyFile("bench.key"), quicName, clients)
 	}
 	if k.originated {
-		service = fmt.Sprintf("tls: {serverName: %s, caFile: %s}", quicName, keyFile("ca.crt"))
+		own, identity := "", ""
+		if k.identity {
+			own = fmt.Sprintf(", certificateFile: %s, keyFile: %s", keyFile("bench.crt"), keyFile("bench.key"))
+			identity = "\n    forwardIdentity: " + forward
+		}
+		service = fmt.Sprintf("tls: {serverName: %s, caFile: %s%s}%s", quicName, keyFile("ca.crt"), own, identity)
 	}
 	file, err := r.write("culvert.yaml", fmt.Sprintf(`listeners:
   - {address: "%s", %s}
@@ -251,9 +296,15 @@ func (k *tlsKind) haproxyCommand(r rig) (*exec.Cmd, error) {
 			return nil, err
 		}
 		bind = "ssl crt " + file
+		if k.identity {
+			bind += " verify required ca-file " + keyFile("ca.crt")
+		}
 	}
 	if k.originated {
 		server = fmt.Sprintf("ssl verify required ca-file %s sni str(%s) verifyhost %[2]s no-ssl-reuse", keyFile("ca.crt"), quicName)
+		if k.identity {
+			server += " send-proxy-v2-ssl crt " + filepath.Join(r.dir, "both.pem")
+		}
 	}
 	file, err := r.write("haproxy.cfg", fmt.Sprintf(`global
 	nbthread 2
@@ -329,8 +380,9 @@ stream {
 }
 
 // tlsServiceMain is a service inside TLS, as backendMain is one without. It prints its
-// address and serves until its standard input ends.
-func tlsServiceMain() error {
+// address and serves until its standard input ends. With identity it wants a certificate,
+// and a PROXY header before TLS or inside of it.
+func tlsServiceMain(identity bool) error {
 	pair, err := tls.LoadX509KeyPair(keyFile("bench.crt"), keyFile("bench.key"))
 	if err != nil {
 		return err
@@ -343,13 +395,25 @@ func tlsServiceMain() error {
 		Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS13, CurvePreferences: []tls.CurveID{tls.X25519},
 		SessionTicketsDisabled: true, DynamicRecordSizingDisabled: true,
 	}
+	if identity {
+		ca, err := testca.Load(os.Getenv(keysVar), nil)
+		if err != nil {
+			return err
+		}
+		config.ClientAuth, config.ClientCAs = tls.RequireAndVerifyClientCert, ca.Pool()
+	}
 	go func() {
 		for {
 			c, err := ln.Accept()
 			if err != nil {
 				return
 			}
-			go serveInside(tls.Server(c, config))
+			if identity {
+				go serveTold(c, config)
+				continue
+			}
+			inside := tls.Server(c, config)
+			go serveInside(inside, inside)
 		}
 	}()
 	fmt.Println(ln.Addr())
@@ -357,22 +421,62 @@ func tlsServiceMain() error {
 	return err
 }
 
-// serveInside does what the client's opening says.
-func serveInside(c *tls.Conn) {
+// serveTold serves a client of whom a PROXY header tells.
+func serveTold(c net.Conn, config *tls.Config) {
+	raw := bufio.NewReader(c)
+	before, err := skipHeader(raw)
+	if err != nil {
+		_ = c.Close()
+		return
+	}
+	inside := tls.Server(&bufferedConn{c, raw}, config)
+	r := bufio.NewReaderSize(inside, 64<<10)
+	if !before {
+		if told, err := skipHeader(r); err == nil && !told {
+			fmt.Fprintln(os.Stderr, "bench: the TLS service got no PROXY header")
+		}
+	}
+	serveInside(inside, r)
+}
+
+// A bufferedConn is a connection that was read from.
+type bufferedConn struct {
+	net.Conn
+	r *bufio.Reader
+}
+
+func (c *bufferedConn) Read(b []byte) (int, error) { return c.r.Read(b) }
+
+// skipHeader skips a PROXY header of version 2, and reports whether there was one.
+func skipHeader(r *bufio.Reader) (bool, error) {
+	first, err := r.Peek(1)
+	if err != nil || first[0] != '\r' {
+		return false, err
+	}
+	head, err := r.Peek(16)
+	if err != nil {
+		return false, err
+	}
+	_, err = r.Discard(16 + int(binary.BigEndian.Uint16(head[14:])))
+	return true, err
+}
+
+// serveInside does what the client's opening says, which it reads by r, inside of c.
+func serveInside(c *tls.Conn, r io.Reader) {
 	defer c.Close()
 	head := make([]byte, 5)
-	if _, err := io.ReadFull(c, head); err != nil {
+	if _, err := io.ReadFull(r, head); err != nil {
 		return
 	}
 	rest := make([]byte, helloLen(head)-len(head)+commandLen)
-	if _, err := io.ReadFull(c, rest); err != nil {
+	if _, err := io.ReadFull(r, rest); err != nil {
 		return
 	}
 	command := rest[len(rest)-commandLen:]
 	switch buf := make([]byte, 64<<10); command[0] {
 	case cmdEcho:
 		for {
-			n, err := c.Read(buf)
+			n, err := r.Read(buf)
 			if err == nil {
 				_, err = c.Write(buf[:n])
 			}
@@ -383,7 +487,7 @@ func serveInside(c *tls.Conn) {
 	case cmdUpload:
 		count := uint64(0)
 		for {
-			n, err := c.Read(buf)
+			n, err := r.Read(buf)
 			if count += uint64(n); err != nil {
 				break
 			}
@@ -397,7 +501,7 @@ func serveInside(c *tls.Conn) {
 			}
 		}
 		_ = c.CloseWrite()
-		_, _ = io.Copy(io.Discard, c)
+		_, _ = io.Copy(io.Discard, r)
 	default:
 		fmt.Fprintf(os.Stderr, "bench: the TLS service got the command %q: a proxy changed the stream\n", command[0])
 	}
