@@ -1,6 +1,8 @@
 package nat
 
 import (
+	"context"
+	"log/slog"
 	"net/netip"
 	"reflect"
 	"time"
@@ -85,4 +87,27 @@ func (m *Manager) report() {
 	if m.OnChange != nil && (was == nil || !reflect.DeepEqual(*was, s)) {
 		m.OnChange(s)
 	}
+}
+
+// Probe asks the router and the STUN servers of s once, and maps nothing. It is for a Manager that
+// is not run.
+func (m *Manager) Probe(ctx context.Context, s Settings) (*Status, error) {
+	if m.Log == nil {
+		m.Log = slog.New(slog.DiscardHandler)
+	}
+	find := m.FindRoute
+	if find == nil {
+		find = DefaultRoute
+	}
+	route, err := find(ctx, s.Router)
+	if err != nil {
+		return nil, err
+	}
+	m.route = route
+	m.seen = m.askSTUN(ctx, s.STUN)
+	m.search(ctx, &s)
+	m.poll(ctx)
+	m.report()
+	status := m.Status()
+	return &status, nil
 }

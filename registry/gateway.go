@@ -181,6 +181,20 @@ func (b *builder) addTransports(gateways []Gateway, how *Hop) {
 	}
 }
 
+// addPublic completes gateways that have no Public, by those of the snapshots.
+func addPublic(gateways []Gateway, snapshots []Snapshot) {
+	for i := range gateways {
+		g := &gateways[i]
+		for j := range snapshots {
+			for _, p := range snapshots[j].Public {
+				if g.Public == (Endpoint{}) && g.Address.Addr == p.Address.Addr() && g.Address.Port == p.Address.Port() {
+					g.Public = Endpoint{Addr: p.Public.Addr(), Port: p.Public.Port()}
+				}
+			}
+		}
+	}
+}
+
 // with returns h, which has a protocol alone, with all else of how.
 func (h Hop) with(how *Hop) Hop {
 	switch h.Proto {

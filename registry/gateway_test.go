@@ -1,10 +1,15 @@
 package registry_test
 
 import (
+	"context"
+	"errors"
+	"net/netip"
 	"reflect"
 	"strings"
 	"testing"
+	"time"
 
+	"culvert.dev/internal/testnet"
 	"culvert.dev/registry"
 )
 
@@ -59,3 +64,59 @@ func TestTransportOfFoundGateways(t *testing.T) {
 		}
 	}
 }
+
+// A source of public addresses completes the gateways of others, and makes no table of its own.
+func TestPublicAddressesCompleteGateways(t *testing.T) {
+	inside, outside := netip.MustParseAddrPort("192.168.1.10:443"), netip.MustParseAddrPort("203.0.113.7:8443")
+	ep := func(a netip.AddrPort) registry.Endpoint { return registry.Endpoint{Addr: a.Addr(), Port: a.Port()} }
+	r := &registry.Registry{}
+	others := make(chan registry.Update)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() {
+		done <- r.Run(ctx, told(others), supplement{registry.Static{Name: "nat", Snapshot: registry.Snapshot{Public: []registry.PublicAddress{{Address: inside, Public: outside}}}}})
+	}()
+	defer func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("Run returned %v", err)
+		}
+	}()
+	for range 3 {
+		others <- registry.Update{Source: "file", Err: errors.New("not yet")}
+	}
+	if got := r.Table(); got != nil {
+		t.Errorf("generation %d of the table is made of a supplement alone", got.Generation())
+	}
+	network := registry.Network{Name: "home", Gateways: []registry.Gateway{{Address: ep(inside)}, {Address: ep(inside), Public: registry.Endpoint{Host: "gw.test", Port: 443}}}}
+	others <- registry.Update{Source: "file", Snapshot: registry.Snapshot{Networks: []registry.Network{network}}}
+	testnet.Eventually(t, time.Minute, func() bool { return r.Table() != nil }, "there is a table")
+	for n := range r.Table().Networks() {
+		if got := n.Gateways[0].Public; got != ep(outside) {
+			t.Errorf("the public address is %s, want %s", got, outside)
+		}
+		if got := n.Gateways[1].Public.Host; got != "gw.test" {
+			t.Errorf("the configured public address is %q now", got)
+		}
+	}
+	if network.Gateways[0].Public != (registry.Endpoint{}) {
+		t.Error("the snapshot of the other source was changed")
+	}
+}
+
+type told chan registry.Update
+
+func (s told) Run(ctx context.Context, updates chan<- registry.Update) error {
+	for {
+		select {
+		case u := <-s:
+			updates <- u
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+type supplement struct{ registry.Static }
+
+func (supplement) Supplements() {}

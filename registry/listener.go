@@ -64,6 +64,7 @@ type ListenerSettings struct {
 	TLS               []ListenerTLS // that ends here, each for its names; empty means that none does
 	EndWithCredential bool          // tunnels end when the credential does that they were opened with
 
+	STUN          bool             // Binding requests of STUN are answered, beside QUIC
 	RequireTLS    bool             // what clients send that did not come by TLS must begin as TLS
 	Auth          *Auth            // of clients that have credentials; nil asks for none
 	ProxyProtocol []netip.Prefix   // proxies that begin each connection with a PROXY header, alone may connect; empty for none

@@ -467,10 +467,17 @@ type Snapshot struct {
 	// Addresses have no meaning. The first snapshot that has one counts.
 	GatewayTransport *Hop
 
+	// Public has the outside addresses of gateways in the networks of all snapshots that have
+	// no Public of their own, by their Address.
+	Public []PublicAddress
+
 	// Mesh is what the names of all snapshots are made of, and where the gateway is. The
 	// first snapshot that has one counts; nil in all of them means the Registry's.
 	Mesh *Mesh
 }
+
+// A PublicAddress is where an address of this host is reached from outside.
+type PublicAddress struct{ Address, Public netip.AddrPort }
 
 // An Update replaces the earlier snapshot of a source under the same name. One with
 // the very slices of the earlier one confirms it, and makes no new table.

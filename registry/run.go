@@ -57,7 +57,8 @@ func (r *Registry) Run(ctx context.Context, sources ...Source) error {
 	news := make(chan sourceEvent)
 	var running sync.WaitGroup
 	for i, src := range sources {
-		l.sources[i] = &sourceState{awaited: true, pending: true}
+		_, supplements := src.(Supplement)
+		l.sources[i] = &sourceState{awaited: true, pending: true, supplements: supplements}
 		running.Go(func() { runSource(ctx, l.log, i, src, news) })
 	}
 	l.nextSource = len(sources)
@@ -85,7 +86,7 @@ func (r *Registry) Run(ctx context.Context, sources ...Source) error {
 			wait = false
 		}
 		if l.dirty {
-			if wait || l.holds() {
+			if wait || l.holds() || l.onlySupplements() {
 				continue
 			}
 			background.Do(func() { r.merge(l.log, l.known) })
@@ -114,8 +115,17 @@ type tableLoop struct {
 	groups chan *runningGroup
 }
 
+// A Supplement is a Source whose snapshots complete those of others: without any of theirs
+// there is no table.
+type Supplement interface {
+	Source
+	Supplements()
+}
+
 // A sourceState is what a source has said so far.
 type sourceState struct {
+	supplements bool // it is a Supplement
+
 	replaces bool // there was a table before it: what is in force may be waited with
 	awaited  bool // the next table waits for it
 	pending  bool // it is one of PendingSources
@@ -132,6 +142,16 @@ func (l *tableLoop) holds() bool {
 		}
 	}
 	return false
+}
+
+// onlySupplements reports whether there is nothing to make a first table of.
+func (l *tableLoop) onlySupplements() bool {
+	for k := range l.known {
+		if s := l.sources[k.source]; l.merged || s == nil || !s.supplements {
+			return false
+		}
+	}
+	return !l.merged
 }
 
 // pending returns the number of PendingSources.

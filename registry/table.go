@@ -187,6 +187,7 @@ func (m Mesh) merge(newTransport newTransport, before map[balanceKey]*balanceSta
 			if i != asks {
 				b.addTransports(network.Gateways, how)
 			}
+			addPublic(network.Gateways, snapshots)
 			b.addNetwork(network)
 		}
 	}

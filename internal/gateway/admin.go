@@ -12,6 +12,7 @@ import (
 	"culvert.dev/identity/jwt"
 	"culvert.dev/internal/admin"
 	"culvert.dev/internal/udp"
+	"culvert.dev/nat"
 	"culvert.dev/registry"
 	"culvert.dev/registry/peer"
 	"culvert.dev/tunnel"
@@ -40,6 +41,7 @@ type Status struct {
 	DNS          *StatusDNS        `json:"dns,omitempty"`
 	Admin        []StatusAdmin     `json:"admin,omitempty"` // with one that stays open as the configured one cannot be opened
 	VIPs         *StatusVIPs       `json:"vips,omitempty"`
+	NAT          *nat.Status       `json:"nat,omitempty"`
 
 	SourceListeners []StatusSourceListener `json:"sourceListeners,omitempty"`
 	Certificates    []Certificate          `json:"certificates,omitempty"` // those of files; what expires first is first
@@ -140,6 +142,7 @@ func (g *Gateway) Status() Status {
 	if g.cfg.IdentitySources != nil {
 		s.Identity = g.cfg.IdentitySources()
 	}
+	s.NAT = g.nat.status()
 	if v := g.settings.Load().VIPs; v != nil {
 		state, _ := g.vips.status()
 		s.VIPs = &state
@@ -281,6 +284,7 @@ func (g *Gateway) gauges(budget *tunnel.Budget) {
 	})
 	g.healthGauges(m)
 	g.limitGauges(m)
+	g.nat.gauges()
 	m.Gauge("culvert_service_ports_open", "Open ports of servicePorts.", func() float64 { return g.ports.count(func(s *ServicePort) bool { return s.State == PortOpen }) })
 	m.Gauge("culvert_service_ports_missing", "Services, or ports of services, that should have a port of servicePorts and have none that works.", func() float64 {
 		return g.ports.count(func(s *ServicePort) bool { return s.Problem != "" })

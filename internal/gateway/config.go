@@ -9,6 +9,7 @@ import (
 	"culvert.dev/identity"
 	"culvert.dev/identity/jwt"
 	"culvert.dev/internal/gateway/inbound"
+	"culvert.dev/nat"
 	"culvert.dev/registry"
 	"culvert.dev/registry/peer"
 	"culvert.dev/tunnel"
@@ -75,6 +76,13 @@ type Config struct {
 	// ServicePorts are ports to give to services; nil means that none has one to
 	// itself.
 	ServicePorts *ServicePorts
+
+	// NAT has the router in front of this gateway map ports; nil means that it is asked for
+	// nothing. FindUPnP asks it by UPnP, and nil does not. NATSecret makes the nonces of PCP:
+	// with the same one, mappings from before a crash are renewed; empty means a random one.
+	NAT       *nat.Settings
+	FindUPnP  func(ctx context.Context, route nat.Route) (nat.Client, error)
+	NATSecret []byte
 
 	// DNS is what is answered by DNS; nil means nothing. With it a gateway may
 	// have no listener for streams.

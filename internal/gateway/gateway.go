@@ -32,6 +32,7 @@ import (
 	"culvert.dev/internal/metrics"
 	"culvert.dev/internal/names"
 	"culvert.dev/internal/udp"
+	"culvert.dev/nat"
 	"culvert.dev/registry"
 	"culvert.dev/registry/checks"
 	"culvert.dev/registry/peer"
@@ -106,6 +107,7 @@ type Gateway struct {
 
 	reconfiguring sync.Mutex // held by Reconfigure, which sets what follows
 	currentLimits atomic.Pointer[tunnel.Limits]
+	nat           *natService
 	revoker       *revoker
 	settings      atomic.Pointer[Config] // the last one: what of it Reconfigure takes up counts
 }
@@ -143,6 +145,7 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 	g.credentials = newCredentialWatch(g)
 	builder := &inbound.Builder{
 		CredentialGone: g.credentials.add,
+		STUN:           new(nat.Responder).Answer,
 		Tokens:         g.tokens,
 		CurrentVia:     g.via, Table: func() *registry.Table { return g.registry.Table() },
 		Limits: g.currentLimits.Load, Budget: budget, Observe: observe, Log: g.log, Identity: cfg.Identity,
@@ -164,11 +167,14 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 	g.loops = &tunnel.Loops{Count: cfg.Loops, Budget: budget}
 	g.relay = &tunnel.Relay{CurrentLimits: g.currentLimits.Load, Loops: g.loops, Log: g.log}
 	g.router = &tunnel.Router{
-		Resolver: g.registry, Dialer: direct, Relay: g.relay, Budget: budget,
+		Resolver: newDialBackResolver(g.registry), Dialer: direct, Relay: g.relay, Budget: budget,
 		Observe: observe, CurrentLimits: g.currentLimits.Load,
 	}
+	g.nat = newNATService(g)
 	g.sessions = &reverse.Server{Groups: g.groups, Router: g.router, CurrentVia: g.via, Log: g.log}
-	g.handler = &reservedNames{router: g.router, handlers: map[tunnel.Name]reservedName{reverse.Name: {Handler: g.sessions}}}
+	g.handler = &reservedNames{router: g.router, arrived: g.nat.proofs.arrived, handlers: map[tunnel.Name]reservedName{
+		reverse.Name: {Handler: g.sessions}, dialBackName: {Handler: g.router},
+	}}
 	if err := g.newPeers(); err != nil {
 		g.Close()
 		return nil, err
@@ -308,7 +314,12 @@ func (g *Gateway) Run(ctx context.Context, now <-chan struct{}) error {
 	}
 	run(func() error { return g.ports.run(work) })
 	run(func() error { return g.vips.run(work) })
-	run(func() error { return g.registry.Run(work, g.cfg.Sources...) })
+	sources := g.cfg.Sources
+	if len(sources) > 0 {
+		sources = append(slices.Clone(sources), g.nat) // whose addresses complete those of the others
+	}
+	run(func() error { return g.registry.Run(work, sources...) })
+	run(func() error { return g.nat.manager.Run(work) })
 	run(func() error { return g.checker.Run(work) })
 	run(func() error { return g.pruneMetrics(work) })
 	run(func() error { return g.revoker.run(work) })

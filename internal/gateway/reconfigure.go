@@ -3,7 +3,7 @@ package gateway
 import "culvert.dev/internal/admin"
 
 // Reconfigure has the gateway use what of next may change while it serves: Limits, Memory,
-// DrainDelay, DrainTimeout, Via, Admin, AdminControl, DNS, Issuers, Peers, ServicePorts and VIPs. It
+// DrainDelay, DrainTimeout, Via, Admin, AdminControl, DNS, NAT, Issuers, Peers, ServicePorts and VIPs. It
 // ignores everything else. After an error nothing has changed.
 //
 // Where ServicePorts or VIPs come, a State that cannot be used is tried again, and no service
@@ -38,6 +38,7 @@ func (g *Gateway) Reconfigure(next Config) error {
 	g.currentLimits.Store(&limits)
 	g.memory.change(next.Memory)
 	g.dns.use(next.DNS)
+	g.nat.use(next.NAT)
 	was := g.settings.Load()
 	if next.ServicePorts != nil && was.ServicePorts != nil {
 		p := *next.ServicePorts

@@ -11,6 +11,7 @@ import (
 type reservedNames struct {
 	router   *tunnel.Router
 	handlers map[tunnel.Name]reservedName // not changed once the gateway serves
+	arrived  func(tunnel.Name)            // told of each reserved name that is asked for; nil is not called
 }
 
 // A reservedName is what serves one reserved name.
@@ -26,6 +27,9 @@ func (h *reservedNames) ServeTunnel(ctx context.Context, req *tunnel.Request) {
 	if !req.Name.IsReserved() {
 		h.router.ServeTunnel(ctx, req)
 		return
+	}
+	if h.arrived != nil {
+		h.arrived(req.Name)
 	}
 	n, ok := h.handlers[req.Name]
 	if err := h.check(req, n, ok); err != nil {

@@ -48,8 +48,14 @@ type Listener struct {
 	// wait.
 	To func(req *tunnel.Request)
 
-	Open   func() Opening // otherwise: returns the reader of a new QUIC connection
-	Silent bool           // send no refusals
+	Open func() Opening // otherwise: returns the reader of a new QUIC connection
+
+	// Answer, if set beside Open, gets datagrams that begin with 0 to 3, as STUN does beside QUIC
+	// (RFC 9443 section 2), before anything else: it returns what is sent back, nil for nothing, and
+	// whether the datagram was for it. It must not block.
+	Answer func(datagram []byte, from netip.AddrPort) (answer []byte, taken bool)
+
+	Silent bool // send no refusals
 
 	Local *Local // takes the connections for which Own is true; nil means none
 	Own   func(tunnel.Name) bool
@@ -199,6 +205,14 @@ func (d *activeListener) datagram(b []byte, c client) {
 		}
 	}()
 	if d.ln.Open != nil {
+		if d.ln.Answer != nil && len(b) > 0 && b[0] < 4 {
+			if answer, taken := d.ln.Answer(b, c.addr); taken {
+				if answer != nil {
+					_ = d.wire.send(answer, c.addr, c.local)
+				}
+				return
+			}
+		}
 		d.quic(b, c)
 	} else {
 		d.plain(b, c)

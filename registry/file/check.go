@@ -31,6 +31,7 @@ func (d *decoder) check(root *yaml.Node) {
 	d.checkIssuers()
 	d.checkServicePorts()
 	d.checkVIPs()
+	d.checkNAT()
 	d.checkKubernetes()
 	d.checkIdentity()
 	d.checkCredentialNames()
@@ -298,7 +299,13 @@ func (d *decoder) checkNetwork(l *Listener, at mapping) {
 			}
 			d.errorf(at.value("protocols"), hint, "quic is carried by UDP, and this listener is of TCP")
 		}
+		if l.STUN {
+			d.errorf(at.value("stun"), "leave it out, or give it a listener at "+udpPrefix, "stun has no effect: this listener is of TCP")
+		}
 		return
+	}
+	if l.STUN && (!slices.Contains(l.Outer(), "quic") || at.value("service") != nil) {
+		d.errorf(at.value("stun"), "add protocols: [quic], or leave it out", "stun is answered beside QUIC that is passed on, and this listener has none")
 	}
 	for _, p := range l.Protocols {
 		if p != "quic" {

@@ -40,6 +40,7 @@ type Config struct {
 
 	ServicePorts *ServicePorts // nil means that no service has a port to itself
 	VIPs         *VIPs         // nil means that no service has an address to itself
+	NAT          *NAT          // nil means that the router is asked for nothing
 	DNS          *DNS          // nil means that nothing is answered by DNS
 	Kubernetes   *Kubernetes   // nil means that there is none
 	Credentials  Credentials   // of files that the parts above name themselves
@@ -84,6 +85,7 @@ type Listener struct {
 	TLS               []TLS `yaml:"tls,single" what:"tls" empty:"leave the key out where no TLS ends"` // that ends here, by names; empty means that none does
 	EndWithCredential bool  `yaml:"endWithCredential"`                                                 // tunnels end when the credential does that they were opened with
 
+	STUN       bool      `yaml:"stun"`                                        // Binding requests of STUN are answered, beside QUIC
 	RequireTLS bool      `yaml:"requireTLS"`                                  // what clients send that did not come by TLS must begin as TLS
 	Refusal    string    `yaml:"refusal" oneof:"alert close" default:"alert"` // of a TLS client
 	Auth       *Auth     `yaml:"auth"`                                        // of a CONNECT, SOCKS or WebSocket client; nil means none is asked for

@@ -16,6 +16,7 @@ type configuration struct {
 	Listeners    []Listener    `yaml:"listeners" what:"a listener" reload:"live"`
 	ServicePorts *ServicePorts `yaml:"servicePorts" reload:"live"`
 	VIPs         *VIPs         `yaml:"vips" reload:"live"`
+	NAT          *NAT          `yaml:"nat" reload:"live"`
 	DNS          *DNS          `yaml:"dns" reload:"live"`
 	Kubernetes   *Kubernetes   `yaml:"kubernetes" reload:"live"`
 	Admin        string        `yaml:"admin" as:"adminAddress" reload:"live"`
@@ -32,7 +33,7 @@ func (c *configuration) config() *Config {
 	out := &Config{
 		Cluster: c.Cluster, Mesh: registry.Mesh{Zone: c.Zone, Network: c.Network}, Listeners: c.Listeners,
 		Admin: c.Admin, Control: c.AdminControl, Limits: c.Limits, Drain: c.Drain, Log: c.Log, Services: c.Services, Policies: c.Policies,
-		ServicePorts: c.ServicePorts, VIPs: c.VIPs, DNS: c.DNS, Kubernetes: c.Kubernetes, Identity: c.Identity, Peers: c.Peers,
+		ServicePorts: c.ServicePorts, VIPs: c.VIPs, NAT: c.NAT, DNS: c.DNS, Kubernetes: c.Kubernetes, Identity: c.Identity, Peers: c.Peers,
 	}
 	if out.Mesh.TopologyZone = c.TopologyZone; c.TopologyZone == "" && c.Kubernetes != nil && c.Kubernetes.Discovery != nil {
 		out.Mesh.TopologyZone = c.Kubernetes.Discovery.Zone

@@ -23,6 +23,7 @@ import (
 	"culvert.dev/internal/background"
 	"culvert.dev/internal/gateway"
 	"culvert.dev/internal/kube"
+	"culvert.dev/nat/upnp"
 	"culvert.dev/registry/file"
 )
 
@@ -129,6 +130,7 @@ func runGateway(ctx context.Context, now <-chan struct{}, stderr io.Writer, o *g
 	}
 	defer ids.close()
 	cfg.Identity, cfg.JWTSVID = ids.store, ids.jwtSVID
+	cfg.FindUPnP, cfg.NATSecret = upnp.Find, natSecret()
 	own := &credentials{store: ids.store, log: log}
 	own.use(c.Credentials)
 	cfg.IdentitySources = func() any {

@@ -208,6 +208,7 @@ func settings(c *file.Config, cfg *gateway.Config) (err error) {
 		return err
 	}
 	cfg.ServicePorts, cfg.VIPs = servicePorts(c), (*gateway.VIPs)(c.VIPs)
+	cfg.NAT = natSettings(c)
 	cfg.DNS, err = dnsServer(c)
 	return err
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"slices"
 	"sync"
 
@@ -28,6 +29,9 @@ type Datagrams struct {
 	To      func(req *tunnel.Request) // in place of Service: fills in where a session goes
 	Silent  bool                      // QUIC clients are told nothing where they are refused
 
+	// Answer is that of a udp.Listener, for QUIC; nil answers nothing.
+	Answer func(datagram []byte, from netip.AddrPort) (answer []byte, taken bool)
+
 	// HTTP3, if set, is where QUIC to names of the gateway's own ends; all of
 	// QUIC does where it is Alone.
 	HTTP3 *HTTP3
@@ -35,13 +39,22 @@ type Datagrams struct {
 
 // newDatagrams makes what a listener of Datagrams carries.
 func (o *Listener) newDatagrams(s *registry.ListenerSettings) (*Datagrams, error) {
-	d := &Datagrams{Service: s.Service, Port: s.Port, Silent: s.RefuseSilently}
+	d := &Datagrams{Service: s.Service, Port: s.Port, Silent: s.RefuseSilently, Answer: o.answer}
 	if len(s.TLS) == 0 {
 		return d, nil
 	}
 	// Every one of a listener has the same protocols.
 	d.HTTP3 = &HTTP3{Auth: o.verifier, CurrentVia: o.builder.CurrentVia, TerminateAll: len(s.Protocols) == 0, ConnectUDP: slices.Contains(s.TLS[0].Protocols, "connect-udp")}
 	return d, d.HTTP3.useItems(o.builder.Identity, s.TLS)
+}
+
+// answer answers STUN, where the settings in force say so.
+func (o *Listener) answer(datagram []byte, from netip.AddrPort) (answer []byte, taken bool) {
+	c := o.config.Load()
+	if c == nil || c.Settings == nil || !c.Settings.STUN || o.builder.STUN == nil {
+		return nil, false
+	}
+	return o.builder.STUN(datagram, from)
 }
 
 // Proto is how requests by d are called where nothing is said of them.
@@ -156,6 +169,7 @@ func (b *Builder) OpenSocket(ctx context.Context, address, name string, d *Datag
 	}
 	if d.Service.IsZero() && d.To == nil {
 		s.ln.Open = func() udp.Opening { return new(sni.QUIC) }
+		s.ln.Answer = d.Answer
 	}
 	return s, nil
 }

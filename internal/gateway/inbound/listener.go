@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/netip"
 	"reflect"
 	"runtime"
 	"slices"
@@ -33,6 +34,10 @@ type Builder struct {
 
 	UDP              tunnel.Dialer  // to the endpoints of CONNECT-UDP requests
 	DroppedDatagrams *atomic.Uint64 // counts those that were lost here; may be nil
+
+	// STUN answers STUN at listeners that have it, as the Answer of a udp.Listener; nil answers
+	// nothing.
+	STUN func(datagram []byte, from netip.AddrPort) (answer []byte, taken bool)
 
 	Tokens *jwt.Tokens // of the issuers that listeners may accept; nil means none
 
