@@ -169,6 +169,7 @@ func TestLoadBalancerRecipe(t *testing.T) {
 	_, rest, _ := strings.Cut(yaml, "signer: ")
 	arn, _, _ := strings.Cut(rest, "\n")
 	yaml = strings.NewReplacer(guideURL, alb.URL, ":8080", "127.0.0.1:1", "orders.example.com", "svc.test", "10.0.1.7:8443", testnet.Echo(t).Addr()).Replace(yaml)
+	yaml = strings.Replace(yaml, "https://public-keys.auth.elb.eu-west-1.amazonaws.com/{kid}", "alb.json", 1)
 	r := startFile(t, map[string]string{"culvert.yaml": yaml, "alb.json": string(alb.keys())})
 	for _, row := range []struct {
 		name, signer, field string
