@@ -61,6 +61,7 @@ var layers = []struct {
 	{"reverse", []string{"policy", "registry", "connect", "connect/h2", "tunnel"}, "sessions of connectors are asked by the table, and speak one carrier whichever they came by"},
 	{"nat", nil, "what is asked of routers and STUN servers has nothing to do with what is behind the ports"},
 	{"nat/upnp", []string{"nat"}, "one way of asking, with the library it needs"},
+	{"registry/peer/join", []string{"connect", "connect/h2", "identity", "identity/bundle", "registry", "registry/alloc", "registry/peer", "tunnel"}, "how a site becomes a peer: tokens, keys and a stream; what peers exchange then is not its business"},
 	{"registry/peer", []string{"internal/background", "policy", "registry", "registry/snapshot", "tunnel"}, "a source knows the table and no other source; how a peer is dialed is given to it"},
 	{"internal/names", []string{"dns", "registry", "tunnel"}, "the table in the words of DNS; neither knows the other"},
 	{"dns", []string{"tunnel"}, "the DNS library behind small interfaces of its own"},
@@ -82,7 +83,7 @@ var layers = []struct {
 	{"internal/kube/mcs", []string{"internal/kube/client", "internal/kube/watch", "registry"}, "exports are found and imports written; discovery is told by who wires them"},
 	{"internal/gateway/upstream", []string{"identity", "delegation", "connect", "connect/connectudp", "connect/h2", "connect/h3", "connect/hbone", "connect/proxyproto", "connect/socks5", "connect/ws", "internal/postgres", "registry", "internal/termination", "tunnel"}, "the one place where a carrier becomes a dialer; what is served is not its business"},
 	{"internal/gateway/inbound", []string{"identity", "delegation", "connect", "connect/connectudp", "connect/h2", "connect/h3", "connect/hbone", "connect/proxyproto", "connect/socks5", "connect/ssh", "connect/ws", "identity/jwt", "identity/sshkeys", "internal/postgres", "internal/termination", "internal/udp", "internal/unixsocket", "registry", "sni", "tunnel"}, "the one place where a listener gets its protocols; what is dialed is not its business"},
-	{"internal/gateway", []string{"identity", "internal/background", "internal/admin", "connect", "connect/h2", "connect/h3", "connect/hbone", "connect/socks5", "connect/ws", "dns", "identity/jwt", "internal/gateway/inbound", "internal/gateway/upstream", "internal/edits", "internal/metrics", "internal/names", "nat", "policy", "registry", "registry/alloc", "registry/checks", "registry/peer", "reverse", "sni", "internal/termination", "tunnel", "internal/udp", "internal/unixsocket"}, "the composition; what it is made of does not know it"},
+	{"internal/gateway", []string{"identity", "internal/background", "internal/admin", "connect", "connect/h2", "connect/h3", "connect/hbone", "connect/socks5", "connect/ws", "dns", "identity/jwt", "internal/gateway/inbound", "internal/gateway/upstream", "internal/edits", "internal/metrics", "internal/names", "nat", "policy", "registry", "registry/alloc", "registry/checks", "registry/peer", "registry/peer/join", "reverse", "sni", "internal/termination", "tunnel", "internal/udp", "internal/unixsocket"}, "the composition; what it is made of does not know it"},
 	{"deploy", nil, "manifests know nothing of the program that they start"},
 	{"cmd/culvert", []string{"*"}, "wiring belongs in cmd"},
 }

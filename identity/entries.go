@@ -59,6 +59,9 @@ func (s *Store) Entries() []Entry {
 		all = append(all, entry(KindKey, k.name, k.now.Load()))
 	}
 	for _, t := range trust {
+		if t.IsGroup() {
+			continue // its members are there
+		}
 		all = append(all, entry(KindTrust, t.name, t.now.Load()))
 	}
 	slices.SortFunc(all, func(a, b Entry) int { return cmp.Or(cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.Name, b.Name)) })

@@ -6,6 +6,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -119,9 +120,10 @@ type Key struct {
 
 // A Trust is a Bundle that can be replaced at any time.
 type Trust struct {
-	name  string
-	store *Store // nil for none
-	now   atomic.Pointer[version[Bundle]]
+	name    string
+	store   *Store // nil for none
+	now     atomic.Pointer[version[Bundle]]
+	members atomic.Pointer[[]*Trust] // nil where it is no group
 }
 
 // NewKey returns a key that is in no Store.
@@ -213,6 +215,35 @@ func (t *Trust) Generation() uint64 { return generation(&t.now) }
 func (t *Trust) Set(b *Bundle) {
 	b.prepare() // and not at the first handshake
 	t.set(b, endsOfBundle(b), nil)
+}
+
+// SetMembers makes t a group, without a bundle of its own: who trusts it trusts each of all.
+// It is called again after a member has changed.
+func (t *Trust) SetMembers(all []*Trust) {
+	t.members.Store(&all)
+	t.set(nil, nil, errGroup)
+}
+
+var errGroup = errors.New("it is a group, and each member has a bundle of its own")
+
+// IsGroup reports whether t has members in place of a bundle.
+func (t *Trust) IsGroup() bool { return t.members.Load() != nil }
+
+// Members returns list with the members of groups in place of these. It is list itself where
+// there is no group.
+func Members(list []*Trust) []*Trust {
+	if !slices.ContainsFunc(list, (*Trust).IsGroup) {
+		return list
+	}
+	var all []*Trust
+	for _, t := range list {
+		if members := t.members.Load(); members != nil {
+			all = append(all, *members...)
+		} else {
+			all = append(all, t)
+		}
+	}
+	return all
 }
 
 // Remove takes the bundle away; err says why. Nobody is trusted by it from then on.

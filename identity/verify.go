@@ -138,7 +138,7 @@ func (v *Verifier) byIdentity(chain []*x509.Certificate, now time.Time) (tunnel.
 	}
 	var missing error
 	err = nil
-	for _, t := range v.Trust {
+	for _, t := range Members(v.Trust) {
 		b, bad := t.Bundle()
 		if bad != nil {
 			missing = fmt.Errorf("certificate can't be verified: %w", bad)
@@ -178,7 +178,7 @@ func notOf(who name, want []string) error {
 // speaksForDomains reports whether a trust domain has a bundle, or perhaps one that is
 // missing now.
 func (v *Verifier) speaksForDomains() bool {
-	for _, t := range v.Trust {
+	for _, t := range Members(v.Trust) {
 		if b, err := t.Bundle(); err != nil || b.TrustDomain != "" {
 			return true
 		}
@@ -188,7 +188,7 @@ func (v *Verifier) speaksForDomains() bool {
 
 // domains returns the trust domains that have a bundle, for an error.
 func (v *Verifier) domains() (all []string) {
-	for _, t := range v.Trust {
+	for _, t := range Members(v.Trust) {
 		if b, err := t.Bundle(); err == nil && b.TrustDomain != "" && !slices.Contains(all, b.TrustDomain) {
 			all = append(all, b.TrustDomain)
 		}
@@ -208,7 +208,7 @@ func (v *Verifier) peer(who name, verified []*x509.Certificate) (tunnel.Peer, er
 	}
 	auth.Expires = expiry(verified)
 	if !v.System {
-		auth.Evidence = &evidence{trust: v.Trust, domain: who.domain, chain: verified}
+		auth.Evidence = &evidence{trust: Members(v.Trust), domain: who.domain, chain: verified}
 	}
 	return tunnel.Peer{ID: who.id, Method: "mtls", Auth: auth}, nil
 }
@@ -236,7 +236,8 @@ func withoutDomain(leaf *x509.Certificate) (name, error) {
 // error. It tries a few.
 func (v *Verifier) signers(not string, chain []*x509.Certificate, now time.Time) (domains []string) {
 	const most = 16
-	for _, t := range v.Trust[:min(len(v.Trust), most)] {
+	all := Members(v.Trust)
+	for _, t := range all[:min(len(all), most)] {
 		b, err := t.Bundle()
 		if err != nil || b.TrustDomain == "" || b.TrustDomain == not || slices.Contains(domains, b.TrustDomain) {
 			continue
@@ -264,7 +265,7 @@ func (v *Verifier) byName(chain []*x509.Certificate, now time.Time) (tunnel.Peer
 	}
 	err := errUntrusted
 	var refused, unnamed error // of a chain, and of one that a CA has signed
-	for _, t := range v.Trust {
+	for _, t := range Members(v.Trust) {
 		b, bad := t.Bundle()
 		if bad != nil {
 			if err == errUntrusted {

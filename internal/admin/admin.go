@@ -43,6 +43,7 @@ const (
 //	/registry JSON, a line for each service: what there is, and what changes
 //	/tunnels  JSON: the open tunnels that fit a filter; see ParseTunnelFilter
 //	/tunnels/ID
+//	/sites/invite, /sites/join, /sites/remove
 //	/refusals JSON: the recent refusals that fit a filter; see ParseRefusalFilter
 //	/debug/pprof/
 //
@@ -51,21 +52,23 @@ const (
 //
 // A DELETE of /tunnels/ID closes that tunnel, and one of /tunnels with a filter
 // those that fit. That is for requests by a unix socket only, unless Control is
-// set: the port has no passwords, so by TCP it would be anyone's on this host.
+// set: the port has no passwords, so by TCP it would be anyone's on this host. So is a POST
+// of /sites/WHAT, whose body is a form.
 type Admin struct {
-	Ready    func() (ok bool, why string)                          // why may also say what is amiss though it is ready. nil means always ready
-	Metrics  http.Handler                                          // nil means no /metrics
-	Status   func() any                                            // what /status shows; nil means no /status
-	Explain  func(ctx context.Context, q url.Values) (any, error)  // an error is the question's: 400. nil means no /explain
-	Resolve  func(ctx context.Context, q url.Values) (any, error)  // likewise of /resolve
-	Registry func(ctx context.Context, q url.Values) iter.Seq[any] // the lines of /registry, until ctx is done; a nil one says that more will come later. nil means no /registry
-	Pprof    bool                                                  // serve /debug/pprof/
-	Tunnels  func() iter.Seq[tunnel.Live]                          // in the order of their IDs; nil means no /tunnels
-	Refusals *RefusalLog                                           // nil means no /refusals
-	Control  func() bool                                           // whether tunnels may be closed by TCP, too; nil means no
-	Hosts    []string                                              // names by which it is asked, besides IP addresses and localhost
-	Brief    bool                                                  // one request a connection, within 5 s: for a port that anybody reaches
-	Log      *slog.Logger                                          // net/http's complaints, and what operators changed; nil discards
+	Ready    func() (ok bool, why string)                                      // why may also say what is amiss though it is ready. nil means always ready
+	Metrics  http.Handler                                                      // nil means no /metrics
+	Status   func() any                                                        // what /status shows; nil means no /status
+	Explain  func(ctx context.Context, q url.Values) (any, error)              // an error is the question's: 400. nil means no /explain
+	Resolve  func(ctx context.Context, q url.Values) (any, error)              // likewise of /resolve
+	Registry func(ctx context.Context, q url.Values) iter.Seq[any]             // the lines of /registry, until ctx is done; a nil one says that more will come later. nil means no /registry
+	Pprof    bool                                                              // serve /debug/pprof/
+	Tunnels  func() iter.Seq[tunnel.Live]                                      // in the order of their IDs; nil means no /tunnels
+	Refusals *RefusalLog                                                       // nil means no /refusals
+	Control  func() bool                                                       // whether tunnels may be closed by TCP, too; nil means no
+	Sites    func(ctx context.Context, what string, q url.Values) (any, error) // what a POST of /sites/WHAT asks for; an error is the question's: 400. nil means no /sites
+	Hosts    []string                                                          // names by which it is asked, besides IP addresses and localhost
+	Brief    bool                                                              // one request a connection, within 5 s: for a port that anybody reaches
+	Log      *slog.Logger                                                      // net/http's complaints, and what operators changed; nil discards
 
 	// CloseTunnels ends the open tunnels that match, asked in the order of
 	// their IDs, and returns how many. nil means they can't be closed.
@@ -103,6 +106,9 @@ func (a *Admin) Handler() http.Handler {
 		show("/tunnels", a.tunnels)
 		mux.HandleFunc("/tunnels/{id}", a.tunnel)
 	}
+	if a.Sites != nil {
+		mux.HandleFunc(sitesPath+"{what}", a.sites)
+	}
 	if a.Refusals != nil {
 		show("/refusals", a.refusals)
 	}
@@ -134,7 +140,7 @@ func (a *Admin) guard(next http.Handler) http.Handler {
 		case !slices.Contains(strings.Split(a.methods(r), ", "), r.Method):
 			w.Header().Set("Allow", a.methods(r))
 			text(w, http.StatusMethodNotAllowed, "only "+a.methods(r))
-		case r.ContentLength != 0:
+		case r.ContentLength != 0 && r.Method != http.MethodPost:
 			text(w, http.StatusBadRequest, "the request must not have a body")
 		case !a.knownHost(r.Host):
 			text(w, http.StatusMisdirectedRequest, "this is not "+clean(r.Host, maxField)+": ask by IP address or as localhost")

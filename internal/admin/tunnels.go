@@ -66,6 +66,9 @@ func (a *Admin) methods(r *http.Request) string {
 	if a.CloseTunnels != nil && (r.URL.Path == "/tunnels" || strings.HasPrefix(r.URL.Path, "/tunnels/")) {
 		return "GET, HEAD, DELETE"
 	}
+	if a.Sites != nil && strings.HasPrefix(r.URL.Path, sitesPath) {
+		return http.MethodPost
+	}
 	return "GET, HEAD"
 }
 
@@ -176,7 +179,7 @@ func (a *Admin) mayClose(w http.ResponseWriter, r *http.Request) bool {
 	case a.Control != nil && a.Control() || overSocket(r):
 		return true
 	default:
-		text(w, http.StatusForbidden, "closing tunnels over TCP is not allowed, as anyone on this host could: "+
+		text(w, http.StatusForbidden, "this is not allowed over TCP, as anyone on this host could do it: "+
 			"serve the admin port at a socket with admin: unix:/run/culvert/admin.sock, or allow it with adminControl: true or --admin-control")
 	}
 	return false

@@ -212,6 +212,7 @@ func (g *Gateway) adminServer() *admin.Admin {
 			return g.relay.EndFunc(tunnel.Killed, match)
 		},
 		Refusals: &g.refusals,
+		Sites:    g.Sites,
 		Control:  func() bool { return g.settings.Load().AdminControl },
 		Log:      g.log,
 	}

@@ -12,6 +12,7 @@ import (
 	"culvert.dev/nat"
 	"culvert.dev/registry"
 	"culvert.dev/registry/peer"
+	"culvert.dev/registry/peer/join"
 	"culvert.dev/tunnel"
 )
 
@@ -120,6 +121,11 @@ type Config struct {
 	// Gateway.Peers. Site is what this one calls itself to them; "" for nothing.
 	Peers []peer.Config
 	Site  string
+
+	// Join says how other sites join by tokens; nil means that they cannot. KnowsTrust
+	// reports whether the configuration has trust of a name, for which nobody else speaks.
+	Join       *join.Settings
+	KnowsTrust func(name string) bool
 
 	// Metrics adds gauges to those of the gateway, by GaugeSet of package metrics. May be nil.
 	Metrics func(add func(name, help string, labels []string, read func(yield func(labels []string, v float64))))

@@ -36,6 +36,7 @@ import (
 	"culvert.dev/registry"
 	"culvert.dev/registry/checks"
 	"culvert.dev/registry/peer"
+	"culvert.dev/registry/peer/join"
 	"culvert.dev/reverse"
 	"culvert.dev/tunnel"
 )
@@ -70,6 +71,7 @@ type Gateway struct {
 	router    *tunnel.Router
 	handler   *reservedNames // of all streams: before the router
 	peers     *peer.Peers
+	site      *join.Site // the peers that have joined
 	groups    *reverse.Groups
 	sessions  *reverse.Server // of connectors
 	loops     *tunnel.Loops
@@ -211,11 +213,15 @@ func (g *Gateway) openStates(guard *tunnel.Guard, budget *tunnel.Budget) (err er
 		return err
 	}
 	g.onTable(g.vips.tableChanged)
+	g.useSite(&g.cfg)
 	return nil
 }
 
 // closeStates unlocks the files of openStates.
 func (g *Gateway) closeStates() {
+	if g.site != nil {
+		g.site.Close()
+	}
 	if g.ports != nil && g.ports.assignmentFile != nil {
 		g.ports.assignmentFile.close()
 	}

@@ -1,19 +1,85 @@
 package gateway
 
 import (
+	"context"
+	"errors"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+
 	"culvert.dev/registry"
 	"culvert.dev/registry/peer"
+	"culvert.dev/registry/peer/join"
 	"culvert.dev/tunnel"
 )
 
-// newPeers makes what exchanges catalogs with other sites.
+// newPeers makes what exchanges catalogs with other sites, and what lets them join.
 func (g *Gateway) newPeers() error {
+	g.site = &join.Site{
+		Store:      g.cfg.Identity,
+		Configured: func() []peer.Config { return g.settings.Load().Peers },
+		Knows: func(domain string) bool {
+			knows := g.settings.Load().KnowsTrust
+			return knows != nil && knows(domain)
+		},
+		Changed: func() { g.usePeers(g.settings.Load()) }, Log: g.log,
+	}
 	g.peers = &peer.Peers{
 		Site: g.cfg.Site, Table: func() *registry.Table { return g.registry.Table() }, NewTransport: g.upstreams.New,
+		Bundle: g.site.Bundle, TakeBundle: g.site.TakeBundle, TrustGeneration: g.site.TrustGeneration,
 		Refuse: g.router.Refuse, Log: g.log,
 	}
 	g.handler.handlers[tunnel.MustParseName(peer.Host)] = reservedName{Handler: g.peers}
-	return g.peers.Configure(g.cfg.Peers)
+	g.handler.handlers[tunnel.MustParseName(join.Host)] = reservedName{Handler: tunnel.HandlerFunc(func(ctx context.Context, req *tunnel.Request) {
+		g.site.Serve(ctx, req, func(err error) { g.router.Refuse(req, err) })
+	}), Anonymous: true}
+	if err := peer.Check(g.cfg.Peers); err != nil {
+		return err
+	}
+	g.usePeers(&g.cfg)
+	return nil
+}
+
+// usePeers has the peers be those of the settings, and those that have joined.
+func (g *Gateway) usePeers(c *Config) {
+	all := slices.Concat(c.Peers, g.site.Peers())
+	if err := g.peers.Configure(all); err != nil { // both were checked
+		g.log.Error("cannot use the peers", "error", err.Error())
+	}
+}
+
+// useSite has the site be what the settings say, which are in force already.
+func (g *Gateway) useSite(c *Config) {
+	if err := g.site.Use(c.Join); err != nil {
+		g.log.Error("no site can join", "error", err.Error())
+	}
+	g.usePeers(c)
+}
+
+// joinTimeout is how long Sites may take.
+const joinTimeout = 20 * time.Second
+
+// Sites does what an operator asks for other sites: "invite", "join" or "remove".
+func (g *Gateway) Sites(ctx context.Context, what string, q url.Values) (any, error) {
+	ctx, cancel := context.WithTimeout(ctx, joinTimeout)
+	defer cancel()
+	switch what {
+	case "invite":
+		ttl, err := time.ParseDuration(q.Get("ttl"))
+		if err != nil {
+			return nil, errors.New("ttl is not a duration such as 1h")
+		}
+		token, err := g.site.Invite(q["zone"], ttl)
+		return map[string]string{"token": token}, err
+	case "join":
+		name, err := g.site.Join(ctx, g.upstreams.FirstHop(), q.Get("token"), q["zone"])
+		return map[string]string{"peer": name}, err
+	case "remove":
+		name := strings.TrimSpace(q.Get("name"))
+		return map[string]string{"peer": name}, g.site.Remove(name)
+	}
+	return nil, errors.New("there is invite, join and remove")
 }
 
 // Peers returns the source of what other sites offer. It belongs behind all sources that this

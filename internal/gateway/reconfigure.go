@@ -1,9 +1,12 @@
 package gateway
 
-import "culvert.dev/internal/admin"
+import (
+	"culvert.dev/internal/admin"
+	"culvert.dev/registry/peer"
+)
 
 // Reconfigure has the gateway use what of next may change while it serves: Limits, Memory,
-// DrainDelay, DrainTimeout, Via, Admin, AdminControl, DNS, NAT, Issuers, Peers, ServicePorts and VIPs. It
+// DrainDelay, DrainTimeout, Via, Admin, AdminControl, DNS, NAT, Issuers, Peers, Join, ServicePorts and VIPs. It
 // ignores everything else. After an error nothing has changed.
 //
 // Where ServicePorts or VIPs come, a State that cannot be used is tried again, and no service
@@ -31,7 +34,7 @@ func (g *Gateway) Reconfigure(next Config) error {
 	if err := g.tokens.Use(next.Issuers); err != nil {
 		return err
 	}
-	if err := g.peers.Configure(next.Peers); err != nil {
+	if err := peer.Check(next.Peers); err != nil {
 		return err
 	}
 	limits := next.Limits
@@ -51,6 +54,7 @@ func (g *Gateway) Reconfigure(next Config) error {
 		next.VIPs = &v
 	}
 	g.settings.Store(&next)
+	g.useSite(&next)
 	g.adminPort.tableChanged()
 	g.dns.tableChanged()
 	g.ports.tableChanged()

@@ -179,7 +179,7 @@ func (r *KeySet) hint() *x509.CertPool {
 		return h.pool
 	}
 	h := &caHint{version, x509.NewCertPool()}
-	for _, t := range r.verifier.Trust {
+	for _, t := range identity.Members(r.verifier.Trust) {
 		if b, err := t.Bundle(); err == nil {
 			for _, c := range b.Roots {
 				h.pool.AddCert(c)

@@ -23,6 +23,7 @@ func (d *decoder) check(root *yaml.Node) {
 	d.checkNetworks()
 	d.checkMesh()
 	d.checkPeerEntries()
+	d.checkSite()
 	for i := range d.cfg.Services {
 		d.checkService(i)
 	}

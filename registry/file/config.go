@@ -37,6 +37,7 @@ type Config struct {
 	Services  []*registry.Service
 	Policies  []*policy.Policy
 	Peers     []Peer
+	Site      *Site // nil means that no site can join
 
 	ServicePorts *ServicePorts // nil means that no service has a port to itself
 	VIPs         *VIPs         // nil means that no service has an address to itself
@@ -271,6 +272,9 @@ func reload(path string, data []byte, current *Config) (*Config, error) {
 	}
 	if k := d.cfg.Kubernetes; k != nil && k.State != "" {
 		k.State = d.beside(k.State)
+	}
+	if s := d.cfg.Site; s != nil && s.State != "" {
+		s.State = d.beside(s.State)
 	}
 	for i := range d.cfg.Peers {
 		d.cfg.Peers[i].State = d.besideIf(d.cfg.Peers[i].State)

@@ -12,6 +12,7 @@ type configuration struct {
 	TopologyZone string        `yaml:"topologyZone" reload:"live"`
 	Networks     []network     `yaml:"networks" what:"a network" reload:"live"`
 	Peers        peers         `yaml:"peers" reload:"live"`
+	Site         *Site         `yaml:"site" reload:"live"`
 	Identity     *Identity     `yaml:"identity" reload:"live"`
 	Listeners    []Listener    `yaml:"listeners" what:"a listener" reload:"live"`
 	ServicePorts *ServicePorts `yaml:"servicePorts" reload:"live"`
@@ -33,7 +34,7 @@ func (c *configuration) config() *Config {
 	out := &Config{
 		Cluster: c.Cluster, Mesh: registry.Mesh{Zone: c.Zone, Network: c.Network}, Listeners: c.Listeners,
 		Admin: c.Admin, Control: c.AdminControl, Limits: c.Limits, Drain: c.Drain, Log: c.Log, Services: c.Services, Policies: c.Policies,
-		ServicePorts: c.ServicePorts, VIPs: c.VIPs, NAT: c.NAT, DNS: c.DNS, Kubernetes: c.Kubernetes, Identity: c.Identity, Peers: c.Peers,
+		ServicePorts: c.ServicePorts, VIPs: c.VIPs, NAT: c.NAT, DNS: c.DNS, Kubernetes: c.Kubernetes, Identity: c.Identity, Peers: c.Peers, Site: c.Site,
 	}
 	if out.Mesh.TopologyZone = c.TopologyZone; c.TopologyZone == "" && c.Kubernetes != nil && c.Kubernetes.Discovery != nil {
 		out.Mesh.TopologyZone = c.Kubernetes.Discovery.Zone

@@ -207,6 +207,9 @@ func (d *decoder) knownCredentials(at mapping, caKey string) {
 	if c := d.cfg.Identity; c != nil {
 		keys, trust = slices.Sorted(maps.Keys(c.Keys)), slices.Sorted(maps.Keys(c.Trust))
 	}
+	if d.cfg.Site != nil && caKey == listenerCAs {
+		trust = append(trust, TrustPeers)
+	}
 	d.known(at, "key", "keys", "key", keys, "certificateFile and keyFile")
 	d.known(at, "trust", "trust", "trust", trust, caKey)
 }

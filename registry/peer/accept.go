@@ -148,7 +148,7 @@ func (im *importer) gateways(all []Gateway) (out []registry.Gateway, leftOut []s
 		return nil, nil // they would not know us
 	}
 	for i := range all {
-		g, err := all[i].registered(im.Access)
+		g, err := all[i].Registered(im.Access, false)
 		if err != nil {
 			leftOut = append(leftOut, err.Error())
 			continue

@@ -198,10 +198,10 @@ func isLabel(s string) bool {
 	return err == nil && n.String() == s && !strings.Contains(s, ".")
 }
 
-// registered returns g as the registry has it, where it is asked by access, and why it
+// Registered returns g as the registry has it, where it is asked by access, and why it
 // cannot be used. An address that the Guard would refuse as that of a DNS name is refused
 // here, too: the configuration does not name it.
-func (g *Gateway) registered(access registry.Hop) (registry.Gateway, error) {
+func (g *Gateway) Registered(access registry.Hop, named bool) (registry.Gateway, error) {
 	var out registry.Gateway
 	host, digits, err := net.SplitHostPort(g.Address)
 	port, bad := strconv.ParseUint(digits, 10, 16)
@@ -211,7 +211,7 @@ func (g *Gateway) registered(access registry.Hop) (registry.Gateway, error) {
 	out.Address.Port, out.Weight = uint16(port), g.Weight
 	if out.Address.Addr, err = netip.ParseAddr(host); err == nil {
 		out.Address.Addr = out.Address.Addr.Unmap()
-		if why, forbidden := tunnel.Forbidden(out.Address.Addr); forbidden {
+		if why, forbidden := tunnel.Forbidden(out.Address.Addr); forbidden && !named {
 			return out, fmt.Errorf("gateway %q may not be used: it is %s", clip(g.Address), why)
 		}
 	} else {

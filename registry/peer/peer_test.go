@@ -392,7 +392,7 @@ func TestGatewaysOfPeers(t *testing.T) {
 		{Gateway{"gw.west.example:443", nil, 0}, "no transport"},
 		{Gateway{"gw.west.example:443", []string{"sni", "socks5"}, 0}, "no transport"},
 	} {
-		g, err := c.g.registered(hop)
+		g, err := c.g.Registered(hop, false)
 		switch {
 		case c.want == "" && err != nil, c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)):
 			t.Errorf("%v: error %v, want %q", c.g, err, c.want)

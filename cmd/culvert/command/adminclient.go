@@ -103,6 +103,21 @@ func (c *adminClient) do(ctx context.Context, method, path string, q url.Values)
 	if err != nil {
 		return nil, usageError("write HOST:PORT or unix:PATH", "--admin %q: %w", c.addr, err)
 	}
+	return c.send(req)
+}
+
+// post has the gateway do what a form asks for, as do does.
+func (c *adminClient) post(ctx context.Context, path string, form url.Values) (io.ReadCloser, error) {
+	u := url.URL{Scheme: "http", Host: c.host, Path: path}
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, u.String(), strings.NewReader(form.Encode()))
+	if err != nil {
+		return nil, usageError("write HOST:PORT or unix:PATH", "--admin %q: %w", c.addr, err)
+	}
+	return c.send(req)
+}
+
+func (c *adminClient) send(req *http.Request) (io.ReadCloser, error) {
+	method, path := req.Method, req.URL.Path
 	resp, err := c.http.Do(req)
 	if err != nil {
 		var ue *url.Error
@@ -132,6 +147,14 @@ func (c *adminClient) do(ctx context.Context, method, path string, q url.Values)
 			hint: "ask by a socket, with the gateway started with --admin unix:/run/culvert/admin.sock; or start it with --admin-control (adminControl: true in its file)",
 			code: exitFailed,
 		}
+	case resp.StatusCode == http.StatusForbidden && method == http.MethodPost:
+		return nil, &cliError{
+			err:  errors.New("the gateway does not take this over TCP"),
+			hint: "ask by a socket, with the gateway started with --admin unix:/run/culvert/admin.sock; or start it with --admin-control (adminControl: true in its file)",
+			code: exitFailed,
+		}
+	case resp.StatusCode == http.StatusBadRequest && method == http.MethodPost:
+		return nil, &cliError{err: errors.New(printable(strings.TrimSpace(string(said)))), code: exitFailed}
 	case resp.StatusCode == http.StatusNotFound, resp.StatusCode == http.StatusMethodNotAllowed:
 		return nil, c.noAdminPort(fmt.Sprintf("it is the health port, an older culvert or another program: it has no %s %s", method, path))
 	}

@@ -13,6 +13,7 @@ import (
 	"culvert.dev/registry"
 	"culvert.dev/registry/file"
 	"culvert.dev/registry/peer"
+	"culvert.dev/registry/peer/join"
 )
 
 // peersOf are the peers of c.
@@ -33,6 +34,22 @@ func peersOf(c *file.Config) ([]peer.Config, error) {
 		return nil, usageError("see peers in the configuration reference", "%w", err)
 	}
 	return all, nil
+}
+
+// siteOf is what c says of this site; nil for nothing.
+func siteOf(c *file.Config) *join.Settings {
+	if c.Site == nil {
+		return nil
+	}
+	s := &join.Settings{Name: c.Cluster, Key: c.Site.Key, Trust: c.Site.Trust, State: c.Site.State}
+	for _, g := range c.Site.Gateways {
+		one := peer.Gateway{Address: g.Address, Transports: g.Transports}
+		if len(one.Transports) == 0 {
+			one.Transports = []string{"connect-h2"}
+		}
+		s.Gateways = append(s.Gateways, one)
+	}
+	return s
 }
 
 type peersOptions struct {
@@ -66,6 +83,7 @@ that is lost stays in force. GENERATION is that of the peer's catalog.`,
 	o.admin.add(cmd)
 	o.watch.add(cmd)
 	addOutput(cmd, &o.output)
+	cmd.AddCommand(newPeersRemove(&o.admin))
 	return cmd
 }
 

@@ -214,3 +214,112 @@ policies: [{name: east-sees, verb: catalog, action: allow, rules: [{sources: [{t
 		}
 	}
 }
+
+// joiningSite is the configuration of a site that has peers by tokens alone. With more it
+// has services and policies, and with a gateway others can join it.
+func (s *testSite) joiningSite(gateway, more string) string {
+	gateways := ""
+	if gateway != "" {
+		gateways = fmt.Sprintf("gateways: [{address: %q, transports: [connect-h2]}], ", gateway)
+	}
+	return fmt.Sprintf(`cluster: %[1]s
+listeners:
+  - {address: "127.0.0.1:1", protocols: [sni]}
+  - {address: "127.0.0.1:4", tls: {key: gw, trust: [peers], clientCertificates: optional, protocols: [connect-h2]}}
+identity:
+  keys: {gw: {certificateFile: gw.crt, keyFile: gw.key}}
+  trust: {%[1]s.example: {caFile: own.pem}}
+site: {%[2]skey: gw, trust: %[1]s.example, state: site}
+admin: "127.0.0.1:2"
+adminControl: true
+%[3]s`, s.name, gateways, more)
+}
+
+// command runs a command that asks the gateway of the site, with a text on standard input.
+func (s *testSite) command(t *testing.T, stdin string, args ...string) (out string, code int) {
+	t.Helper()
+	var stdout, stderr bytes.Buffer
+	root := New()
+	root.SetArgs(append(args, "--admin", s.AdminAddr().String()))
+	root.SetIn(strings.NewReader(stdin))
+	root.SetOut(&stdout)
+	root.SetErr(&stderr)
+	if err := root.ExecuteContext(t.Context()); err != nil {
+		return stdout.String() + err.Error(), exitFailed
+	}
+	return stdout.String(), exitOK
+}
+
+// Two sites join by a token: a client of one reaches a service of the other by name, with
+// the bundles that they have given to each other, until the peer is removed.
+func TestSitesJoinByToken(t *testing.T) {
+	east, west := newTestSite(t, "east"), newTestSite(t, "west")
+	east.serve(t, west, "orders.east.example")
+	services := fmt.Sprintf(`services:
+  - {name: orders.east.example, ports: [443], endpoints: [%q]}
+policies:
+  - {name: west-sees, verb: catalog, action: allow, rules: [{sources: [{trustDomains: [west.example]}]}]}
+`, east.service)
+	// The address of the gateway is known once it is open.
+	east.files["culvert.yaml"] = east.joiningSite("gw.east.example:443", services)
+	east.running = startFile(t, east.files)
+	east.write(t, "culvert.yaml", east.joiningSite(east.addrs[1], services))
+	east.source.Reload()
+	west.files["culvert.yaml"] = west.joiningSite("", "services: []\n")
+	west.running = startFile(t, west.files)
+
+	token := ""
+	testnet.Eventually(t, patience, func() bool {
+		out, code := east.command(t, "", "invite", "--zones", "*.west.example", "--ttl", "1h")
+		token = out
+		return code == exitOK && !strings.Contains(east.log.String(), token)
+	}, "a token is made")
+	if out, code := west.command(t, token[:len(token)/2], "join", "-"); code == exitOK || !strings.Contains(out, "damaged") {
+		t.Errorf("by half a token: %q", out)
+	}
+	if out, code := west.command(t, "", "join", strings.TrimSpace(token)); code == exitOK || !strings.Contains(out, "never an argument") {
+		t.Errorf("by a token as an argument: %q", out)
+	}
+	out := ""
+	testnet.Eventually(t, patience, func() bool {
+		var code int
+		out, code = west.command(t, token, "join", "--zones", "*.east.example", "-")
+		// The first token may have been made with the address before.
+		if code != exitOK && strings.Contains(out, "can't be asked") {
+			token, _ = east.command(t, "", "invite", "--zones", "*.west.example")
+		}
+		return code == exitOK
+	}, "west joins")
+	if out != "joined east\n" {
+		t.Errorf("the output is %q", out)
+	}
+	if out, code := west.command(t, token, "join", "--zones", "*.east.example", "-"); code == exitOK || !strings.Contains(out, "was used already") {
+		t.Errorf("by a token that was used: %q", out)
+	}
+	for _, s := range []*testSite{east, west} {
+		if secret := strings.TrimSpace(token); strings.Contains(s.log.String(), secret) {
+			t.Errorf("the log of %s has the token", s.name)
+		}
+	}
+
+	want, got := "orders.east.example sees spiffe://west.example/client", ""
+	testnet.Eventually(t, patience, func() bool {
+		got, _ = west.call(t, west, east, "orders.east.example")
+		return got != ""
+	}, "the service is reached")
+	if got != want {
+		t.Errorf("the service says %q, want %q", got, want)
+	}
+	testnet.Eventually(t, patience, func() bool { s := east.Status().Peers; return len(s) == 1 && s[0].Name == "west" && s[0].Streams == 1 }, "east knows west")
+
+	if out, code := east.command(t, "", "peers", "remove", "west"); code != exitOK || out != "removed west\n" {
+		t.Errorf("removing west: %q", out)
+	}
+	testnet.Eventually(t, patience, func() bool {
+		_, err := west.call(t, west, east, "orders.east.example")
+		return err != nil && len(east.Status().Peers) == 0
+	}, "west is refused")
+	if out, code := east.command(t, "", "peers", "remove", "west"); code == exitOK || !strings.Contains(out, `no peer "west" has joined`) {
+		t.Errorf("removing west again: %q", out)
+	}
+}

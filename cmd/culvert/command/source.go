@@ -207,6 +207,7 @@ func settings(c *file.Config, cfg *gateway.Config) (err error) {
 	if cfg.Peers, err = peersOf(c); err != nil {
 		return err
 	}
+	cfg.Join, cfg.KnowsTrust = siteOf(c), func(name string) bool { return c.Identity != nil && c.Identity.Trust[name] != nil }
 	cfg.ServicePorts, cfg.VIPs = servicePorts(c), (*gateway.VIPs)(c.VIPs)
 	cfg.NAT = natSettings(c)
 	cfg.DNS, err = dnsServer(c)

@@ -466,6 +466,9 @@ func hostOf(addr string) string {
 	return addr
 }
 
+// FirstHop returns what dials a host and a port that an operator has named.
+func (t *Transports) FirstHop() tunnel.Dialer { return firstHopDialer{t} }
+
 // A firstHopDialer dials the first hop, which is a host and a port.
 type firstHopDialer struct{ transports *Transports }
 

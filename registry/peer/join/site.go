@@ -1,0 +1,512 @@
+package join
+
+import (
+	"crypto/rand"
+	"crypto/sha256"
+	"crypto/x509"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"culvert.dev/identity"
+	"culvert.dev/identity/bundle"
+	"culvert.dev/registry"
+	"culvert.dev/registry/alloc"
+	"culvert.dev/registry/peer"
+	"culvert.dev/tunnel"
+)
+
+// TrustName is the name in an identity.Store of the trust in all peers that have joined.
+const TrustName = "peers"
+
+// Settings are what a site is to others.
+type Settings struct {
+	Name     string         // that it calls itself, one label; peers call it so
+	Gateways []peer.Gateway // as others reach them; none where they cannot be reached
+	Key      string         // of the Store, with a SPIFFE id: what its gateways show
+	Trust    string         // its own trust domain
+	State    string         // the folder where peers and invitations are kept
+}
+
+// A Site has the peers that have joined by a token, and the invitations. It is safe for
+// concurrent use.
+type Site struct {
+	Store *identity.Store
+
+	// Configured returns the peers of the configuration, and Knows whether the configuration
+	// has trust of that name: neither may be joined again.
+	Configured func() []peer.Config
+	Knows      func(trustDomain string) bool
+
+	Changed func()       // there are other peers. May be nil
+	Log     *slog.Logger // nil discards
+
+	mu       sync.Mutex // guards what follows
+	settings Settings
+	lock     io.Closer // of the file of state
+	state    state
+	failed   error    // why the state can't be used; nil if it can
+	group    []string // trust domains in TrustName
+
+	attempts attempts
+	pause    time.Duration // in place of failurePause; 0 means that
+}
+
+// A state is what is kept on disk.
+type state struct {
+	Version     int          `json:"version"`
+	Peers       []member     `json:"peers"`
+	Invitations []invitation `json:"invitations"`
+}
+
+// stateVersion is that of the file.
+const stateVersion = 1
+
+// A member is a peer that has joined.
+type member struct {
+	Name     string          `json:"name"`
+	ID       string          `json:"id"` // of its gateways
+	Bundle   json.RawMessage `json:"bundle"`
+	Zones    []string        `json:"zones"`
+	Gateways []peer.Gateway  `json:"gateways,omitempty"` // as it says itself
+	Entrance *peer.Gateway   `json:"entrance,omitempty"` // where we have joined it, as the operator said
+	Joined   time.Time       `json:"joined"`
+}
+
+// An invitation is a token that somebody has. Who reads it can't join by it.
+type invitation struct {
+	Hash    string    `json:"sha256"` // of the secret
+	Zones   []string  `json:"zones"`
+	Expires time.Time `json:"expires"`
+	Used    time.Time `json:"used,omitzero"`
+}
+
+const (
+	maxInvitations = 1000
+	maxPeers       = 1000
+	keepUsed       = 24 * time.Hour // for which an invitation that can't be used is remembered
+	maxState       = 64 << 20       // bytes
+)
+
+func (s *Site) log() *slog.Logger {
+	if s.Log == nil {
+		return slog.New(slog.DiscardHandler)
+	}
+	return s.Log
+}
+
+// Use has the site be what the settings say; nil means that there are none. An error says
+// why nobody can join: what the settings say is in force then, with the peers that there are.
+func (s *Site) Use(next *Settings) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if next == nil {
+		next = &Settings{}
+	}
+	if next.State != s.settings.State {
+		s.close()
+		s.state = state{Version: stateVersion}
+		s.failed = nil
+		if next.State != "" {
+			s.failed = s.load(next.State)
+		}
+	}
+	s.settings = *next
+	s.publish()
+	return s.failed
+}
+
+// Close unlocks the file of the state.
+func (s *Site) Close() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.close()
+}
+
+func (s *Site) close() {
+	if s.lock != nil {
+		_ = s.lock.Close()
+		s.lock = nil
+	}
+}
+
+func statePath(folder string) string { return filepath.Join(folder, "peers.json") }
+
+// load reads the state. It is called with s.mu held.
+func (s *Site) load(folder string) error {
+	if err := os.MkdirAll(folder, 0o700); err != nil {
+		return fmt.Errorf("site.state: %w", err)
+	}
+	path := statePath(folder)
+	lock, err := alloc.Lock(path, "state of peers")
+	if err != nil {
+		return fmt.Errorf("site.state: %w", err)
+	}
+	s.lock = lock
+	f, err := os.Open(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("site.state: %w", err)
+	}
+	defer f.Close()
+	data, err := io.ReadAll(io.LimitReader(f, maxState))
+	if err != nil {
+		return fmt.Errorf("site.state: %w", err)
+	}
+	var got state
+	if err := json.Unmarshal(data, &got); err != nil || got.Version != stateVersion {
+		return fmt.Errorf("site.state: %s is damaged, or of another version: take it away and join again", path)
+	}
+	for _, m := range got.Peers {
+		if _, err := m.config(&s.settings); err != nil {
+			return fmt.Errorf("site.state: peer %q in %s: %w", m.Name, path, err)
+		}
+	}
+	s.state = got
+	return nil
+}
+
+// save puts next on disk, and then in force. Bundles and names are in one file, so that none
+// is there without the other. It is called with s.mu held.
+func (s *Site) save(next state) error {
+	if s.settings.State == "" || s.lock == nil {
+		return errors.New("there is no state to keep peers in")
+	}
+	next.Version = stateVersion
+	err := alloc.Replace(statePath(s.settings.State), func(w io.Writer) error { return json.NewEncoder(w).Encode(&next) })
+	if err == nil {
+		s.state = next
+	}
+	return err
+}
+
+// publish sets the trust of all peers. It is called with s.mu held.
+func (s *Site) publish() {
+	var domains []string
+	var all []*identity.Trust
+	for i := range s.state.Peers {
+		m := &s.state.Peers[i]
+		domain := m.trustDomain()
+		if s.Knows != nil && s.Knows(domain) {
+			continue // the configuration decides
+		}
+		t := s.Store.Trust(domain)
+		b, err := bundle.Parse(domain, m.Bundle)
+		if err != nil { // load and Join have parsed it
+			t.Remove(err)
+			continue
+		}
+		if now, err := t.Bundle(); err != nil || !sameBundle(now, b) {
+			t.Set(b)
+		}
+		domains, all = append(domains, domain), append(all, t)
+	}
+	for _, domain := range s.group {
+		if !slices.Contains(domains, domain) && !(s.Knows != nil && s.Knows(domain)) {
+			s.Store.Trust(domain).Remove(identity.ErrNotConfigured) // which ends its tunnels
+		}
+	}
+	if group := s.Store.Trust(TrustName); !group.IsGroup() || !slices.Equal(s.group, domains) {
+		group.SetMembers(all)
+	}
+	s.group = domains
+}
+
+// sameBundle reports whether two bundles are written alike.
+func sameBundle(a, b *identity.Bundle) bool {
+	x, err := bundle.Marshal(a)
+	if err != nil {
+		return false
+	}
+	y, err := bundle.Marshal(b)
+	return err == nil && string(x) == string(y)
+}
+
+// trustDomain returns that of the peer's gateways.
+func (m *member) trustDomain() string {
+	domain, _, _ := identity.ParseSPIFFEID(m.ID)
+	return domain
+}
+
+// config returns the peer, as a site of those settings has it.
+func (m *member) config(s *Settings) (peer.Config, error) {
+	zones, err := ParseZones(m.Zones)
+	if err != nil {
+		return peer.Config{}, err
+	}
+	domain, _, err := identity.ParseSPIFFEID(m.ID)
+	if err != nil {
+		return peer.Config{}, err
+	}
+	if _, err := bundle.Parse(domain, m.Bundle); err != nil {
+		return peer.Config{}, err
+	}
+	c := peer.Config{
+		Name: m.Name, IDs: []string{m.ID}, Zones: zones, State: filepath.Join(s.State, m.Name), Check: registry.Check{Kind: "tcp"},
+		Access: registry.Hop{KeyName: s.Key, TrustNames: []string{domain}, Peers: []string{m.ID}},
+	}
+	if m.Entrance != nil {
+		g, err := m.Entrance.Registered(c.Access, true)
+		if err != nil {
+			return peer.Config{}, err
+		}
+		g.Check = c.Check
+		c.Gateways = append(c.Gateways, g)
+	}
+	for i := range m.Gateways {
+		if m.Entrance != nil && m.Entrance.Address == m.Gateways[i].Address {
+			continue
+		}
+		if g, err := m.Gateways[i].Registered(c.Access, false); err == nil { // others may not be dialed
+			g.Check = c.Check
+			c.Gateways = append(c.Gateways, g)
+		}
+	}
+	return c, nil
+}
+
+// Peers returns those that have joined, without those that the configuration has by now.
+func (s *Site) Peers() []peer.Config {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.peers()
+}
+
+func (s *Site) peers() (all []peer.Config) {
+	configured := s.configured()
+	for i := range s.state.Peers {
+		c, err := s.state.Peers[i].config(&s.settings)
+		if err == nil && s.Knows != nil && s.Knows(c.TrustDomain()) {
+			err = fmt.Errorf("identity.trust has %q", c.TrustDomain())
+		}
+		if err == nil {
+			err = peer.Check(slices.Concat(configured, all, []peer.Config{c}))
+		}
+		if err != nil {
+			s.log().Error("a peer that has joined is left out", "peer", s.state.Peers[i].Name, "error", err.Error())
+			continue
+		}
+		all = append(all, c)
+	}
+	return all
+}
+
+func (s *Site) configured() []peer.Config {
+	if s.Configured == nil {
+		return nil
+	}
+	return s.Configured()
+}
+
+// usable returns why nobody can be invited and nobody can be joined.
+func (s *Site) usable() error {
+	switch {
+	case s.settings.State == "":
+		return errors.New("the configuration has no site: add site: {key: NAME, trust: DOMAIN, state: FOLDER}")
+	case s.failed != nil:
+		return s.failed
+	}
+	return nil
+}
+
+// own returns the certificate of this site's gateways, and the bundle of its trust domain.
+func (s *Site) own(c *Settings) (chain []*x509.Certificate, doc []byte, err error) {
+	cert, err := s.Store.Key(c.Key).Certificate()
+	if err != nil {
+		return nil, nil, fmt.Errorf("site.key: %w", err)
+	}
+	for _, der := range cert.Certificate {
+		link, err := x509.ParseCertificate(der)
+		if err != nil {
+			return nil, nil, fmt.Errorf("site.key: %w", err)
+		}
+		chain = append(chain, link)
+	}
+	b, err := s.Store.Trust(c.Trust).Bundle()
+	if err != nil {
+		return nil, nil, fmt.Errorf("site.trust: %w", err)
+	}
+	if _, err := verify(b, chain, x509.ExtKeyUsageClientAuth); err != nil {
+		return nil, nil, fmt.Errorf("site.key is not of site.trust: %w", err)
+	}
+	doc, err = bundle.Marshal(b)
+	return chain, doc, err
+}
+
+// verify returns the id of a chain that verifies with b alone.
+func verify(b *identity.Bundle, chain []*x509.Certificate, usage x509.ExtKeyUsage) (tunnel.Peer, error) {
+	t := identity.NewTrust(b.TrustDomain, b.Roots...)
+	v := identity.Verifier{Trust: []*identity.Trust{t}, Want: identity.Expectation{Usage: usage, TrustDomains: []string{b.TrustDomain}}}
+	return v.Verify(chain)
+}
+
+// Invite returns a token by which one site may join until ttl is over, and offer names of
+// zones.
+func (s *Site) Invite(zones []string, ttl time.Duration) (string, error) {
+	if _, err := ParseZones(zones); err != nil {
+		return "", err
+	}
+	if ttl <= 0 || ttl > 30*24*time.Hour {
+		return "", fmt.Errorf("%v is no time for a token to be valid: at most 720h", ttl)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.usable(); err != nil {
+		return "", err
+	}
+	if len(s.settings.Gateways) == 0 {
+		return "", errors.New("site.gateways is empty: another site can't join where it can't connect to; have it invite this one")
+	}
+	chain, _, err := s.own(&s.settings)
+	if err != nil {
+		return "", err
+	}
+	g := s.settings.Gateways[0]
+	at := slices.IndexFunc(g.Transports, func(p string) bool { return slices.Contains(transports, p) })
+	if at < 0 {
+		return "", fmt.Errorf("gateway %q in site.gateways has none of the transports %q, by which sites join", g.Address, transports)
+	}
+	spki := sha256.Sum256(chain[0].RawSubjectPublicKeyInfo)
+	t := &token{Address: g.Address, Transport: g.Transports[at], SPKI: spki[:], Secret: make([]byte, secretSize), Zones: zones, Expires: time.Now().Add(ttl).UTC().Truncate(time.Second)}
+	_, _ = rand.Read(t.Secret)
+	text, err := t.text()
+	if err != nil {
+		return "", err
+	}
+	next := s.state
+	next.Invitations = slices.DeleteFunc(slices.Clone(next.Invitations), func(i invitation) bool {
+		return time.Since(i.Expires) > keepUsed
+	})
+	if len(next.Invitations) >= maxInvitations {
+		return "", fmt.Errorf("there are %d invitations already", maxInvitations)
+	}
+	next.Invitations = append(next.Invitations, invitation{Hash: hashOf(t.Secret), Zones: zones, Expires: t.Expires})
+	if err := s.save(next); err != nil {
+		return "", err
+	}
+	return text, nil
+}
+
+// hashOf is what is kept of a secret. It has 256 random bits, so that nobody finds it by
+// trying.
+func hashOf(secret []byte) string {
+	sum := sha256.Sum256(secret)
+	return hex.EncodeToString(sum[:])
+}
+
+// Remove forgets a peer that has joined: its trust and its names. Its tunnels end.
+func (s *Site) Remove(name string) error {
+	s.mu.Lock()
+	at := slices.IndexFunc(s.state.Peers, func(m member) bool { return m.Name == name })
+	if at < 0 {
+		s.mu.Unlock()
+		if slices.ContainsFunc(s.configured(), func(c peer.Config) bool { return c.Name == name }) {
+			return fmt.Errorf("peer %q is in the configuration file: take it out there", clip(name))
+		}
+		return fmt.Errorf("no peer %q has joined", clip(name))
+	}
+	next := s.state
+	next.Peers = slices.Delete(slices.Clone(next.Peers), at, at+1)
+	if err := s.save(next); err != nil {
+		s.mu.Unlock()
+		return err
+	}
+	// What it offered must not come back with one of its name.
+	if err := os.RemoveAll(filepath.Join(s.settings.State, name)); err != nil {
+		s.log().Error("cannot remove the last catalog of a peer", "peer", name, "error", err.Error())
+	}
+	s.publish()
+	s.mu.Unlock()
+	s.log().Info("peer removed", "peer", name)
+	s.changed()
+	return nil
+}
+
+func (s *Site) changed() {
+	if s.Changed != nil {
+		s.Changed()
+	}
+}
+
+// Bundle returns the bundle of the site's own trust domain, and a number that grows with
+// each change. It is peer.Peers.Bundle.
+func (s *Site) Bundle() ([]byte, uint64) {
+	s.mu.Lock()
+	c := s.settings
+	s.mu.Unlock()
+	if c.Trust == "" {
+		return nil, 0
+	}
+	t := s.Store.Trust(c.Trust)
+	generation := t.Generation()
+	b, err := t.Bundle()
+	if err != nil {
+		return nil, 0
+	}
+	doc, err := bundle.Marshal(b)
+	if err != nil {
+		return nil, 0
+	}
+	return doc, generation
+}
+
+// TrustGeneration is peer.Peers.TrustGeneration.
+func (s *Site) TrustGeneration(c *peer.Config) uint64 {
+	return s.Store.Trust(c.TrustDomain()).Generation()
+}
+
+// TakeBundle takes the bundle of a peer that has joined. It is peer.Peers.TakeBundle: a
+// bundle that has no CA in common with the current one is taken only from a stream that
+// the current one has verified.
+func (s *Site) TakeBundle(c *peer.Config, doc []byte, verifiedBy uint64) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	at := slices.IndexFunc(s.state.Peers, func(m member) bool { return m.Name == c.Name && m.trustDomain() == c.TrustDomain() })
+	if at < 0 || s.Knows != nil && s.Knows(c.TrustDomain()) {
+		return nil // its trust is the configuration's
+	}
+	b, err := bundle.Parse(c.TrustDomain(), doc)
+	if err != nil {
+		return err
+	}
+	t := s.Store.Trust(c.TrustDomain())
+	now, err := t.Bundle()
+	if err != nil {
+		return err
+	}
+	before, err := bundle.Marshal(now)
+	if err != nil {
+		return err
+	}
+	after, err := bundle.Marshal(b)
+	if err != nil {
+		return err
+	}
+	if string(before) == string(after) {
+		return nil
+	}
+	overlap := slices.ContainsFunc(b.Roots, func(ca *x509.Certificate) bool { return slices.ContainsFunc(now.Roots, ca.Equal) })
+	if !overlap && t.Generation() != verifiedBy {
+		return errors.New("it has no CA in common with the one that is trusted: join again")
+	}
+	next := s.state
+	next.Peers = slices.Clone(next.Peers)
+	next.Peers[at].Bundle = after
+	if err := s.save(next); err != nil {
+		return err
+	}
+	s.publish()
+	s.log().Info("trust bundle of a peer has changed", "peer", c.Name, "cas", len(b.Roots))
+	return nil
+}
