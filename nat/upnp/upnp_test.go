@@ -269,7 +269,7 @@ func TestFindConnectsToTheRouterAlone(t *testing.T) {
 			g.mu.Lock()
 			tt.router(g)
 			g.mu.Unlock()
-			c, err := g.find(t, 2*time.Second)
+			c, err := g.find(t, 12*time.Second)
 			if err == nil || !strings.Contains(err.Error(), tt.says) {
 				t.Errorf("find returned %+v, %v; want an error that says %q", c, err, tt.says)
 			}
