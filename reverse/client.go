@@ -10,6 +10,7 @@ import (
 	mathrand "math/rand/v2"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -645,6 +646,15 @@ func (x *clientSession) Panicked(_ *tunnel.Request, v any) {
 
 // A service admits the requests of a session.
 type service struct{ connect.Protocol }
+
+// AdmitList implements connect.Service. The gateway asks for the control stream on behalf of the
+// connector's own request, which is no loop.
+func (s *service) AdmitList(ctx context.Context, req *tunnel.Request, list *connect.HeaderList) (context.Context, connect.Fields, error) {
+	if strings.HasPrefix(list.Authority, controlName.String()+":") {
+		return new(connect.Protocol).AdmitList(ctx, req, list)
+	}
+	return s.Protocol.AdmitList(ctx, req, list)
+}
 
 // Name implements connect.Service.
 func (*service) Name() string { return "reverse" }

@@ -17,7 +17,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"culvert.dev/connect"
 	"culvert.dev/connect/h2"
 	"culvert.dev/tunnel"
 )
@@ -590,5 +589,4 @@ var (
 	_ tunnel.Carrier     = (*serverSession)(nil)
 	_ tunnel.Stream      = (*sessionStream)(nil)
 	_ tunnel.Multiplexed = (*sessionStream)(nil)
-	_ connect.Fields     = nil
 )

@@ -70,6 +70,8 @@ type Admin struct {
 	Brief    bool                                                              // one request a connection, within 5 s: for a port that anybody reaches
 	Log      *slog.Logger                                                      // net/http's complaints, and what operators changed; nil discards
 
+	Connectors func() any // the answer of /connectors, of reverse sessions; nil means no /connectors
+
 	// CloseTunnels ends the open tunnels that match, asked in the order of
 	// their IDs, and returns how many. nil means they can't be closed.
 	CloseTunnels func(match func(*tunnel.Live) bool) int
@@ -98,6 +100,9 @@ func (a *Admin) Handler() http.Handler {
 	}
 	if a.Resolve != nil {
 		show("/resolve", a.question(a.Resolve))
+	}
+	if a.Connectors != nil {
+		show("/connectors", func(w http.ResponseWriter, _ *http.Request) { a.json(w, a.Connectors()) })
 	}
 	if a.Registry != nil {
 		show("/registry", a.registry)

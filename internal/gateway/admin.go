@@ -43,6 +43,7 @@ type Status struct {
 	VIPs         *StatusVIPs       `json:"vips,omitempty"`
 	NAT          *nat.Status       `json:"nat,omitempty"`
 
+	Reverse         *ReverseStatus         `json:"reverse,omitempty"`
 	SourceListeners []StatusSourceListener `json:"sourceListeners,omitempty"`
 	Certificates    []Certificate          `json:"certificates,omitempty"` // those of files; what expires first is first
 	Issuers         []jwt.Status           `json:"issuers,omitempty"`      // of tokens, with the state of their keys
@@ -124,7 +125,7 @@ func (g *Gateway) Status() Status {
 		s.Limits, all = g.limits()
 		s.MoreLimits = all - len(s.Limits)
 	}
-	s.Clients = g.clients()
+	s.Clients, s.Reverse = g.clients(), g.reverseStatus()
 	s.Stale, s.Health, s.Transports = g.staleStatus(), g.health(), g.transportStatus()
 	if waiting := g.restart.Load(); waiting != nil {
 		s.Restart = *waiting
@@ -204,10 +205,11 @@ func (g *Gateway) adminServer() *admin.Admin {
 			}
 			return x, err
 		},
-		Resolve:  func(_ context.Context, v url.Values) (any, error) { return g.resolve(v) },
-		Registry: func(ctx context.Context, v url.Values) iter.Seq[any] { return ListRegistry(ctx, g.registry, v) },
-		Pprof:    true,
-		Tunnels:  g.relay.List,
+		Connectors: func() any { return g.Connectors() },
+		Resolve:    func(_ context.Context, v url.Values) (any, error) { return g.resolve(v) },
+		Registry:   func(ctx context.Context, v url.Values) iter.Seq[any] { return ListRegistry(ctx, g.registry, v) },
+		Pprof:      true,
+		Tunnels:    g.relay.List,
 		CloseTunnels: func(match func(*tunnel.Live) bool) int {
 			return g.relay.EndFunc(tunnel.Killed, match)
 		},
@@ -250,6 +252,7 @@ func (g *Gateway) RestartNeeded(list []PendingChange) { g.restart.Store(&list) }
 func (g *Gateway) gauges(budget *tunnel.Budget) {
 	m := g.metrics
 	m.OpenTunnels(g.relay.OpenByService, g.relay.BytesByService)
+	g.reverseGauges()
 	m.Gauge("culvert_udp_sessions", "Open UDP sessions, including those without a route yet.", func() float64 { return float64(g.datagrams.Stats().Sessions) })
 	m.Gauge("culvert_udp_sessions_half_open", "UDP sessions whose client has not proven yet that it receives answers.", func() float64 { return float64(g.datagrams.Stats().HalfOpen) })
 	m.Counter("culvert_udp_dropped_total", "Datagrams from clients that belong to no session and start none, or do not fit: a flood, or clients whose session ended.", func() float64 { return float64(g.datagrams.Stats().Dropped) })

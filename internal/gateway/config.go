@@ -93,6 +93,10 @@ type Config struct {
 	// itself.
 	VIPs *VIPs
 
+	// Reverse is the gateways that this one keeps reverse sessions to, as their connector;
+	// nil means that there are none. With it a gateway may have no listener.
+	Reverse *Reverse
+
 	// Kubernetes returns what is known of that, for /status: anything that goes
 	// into JSON. Nil means that there is none.
 	Kubernetes func() any

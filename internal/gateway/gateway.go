@@ -74,6 +74,7 @@ type Gateway struct {
 	site      *join.Site // the peers that have joined
 	groups    *reverse.Groups
 	sessions  *reverse.Server // of connectors
+	connector *connector      // of Config.Reverse
 	loops     *tunnel.Loops
 	relay     *tunnel.Relay
 	server    *tunnel.Server
@@ -123,7 +124,7 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 	if g.log == nil {
 		g.log = slog.New(slog.DiscardHandler)
 	}
-	if len(cfg.Listeners) == 0 && cfg.ServicePorts == nil && cfg.DNS == nil && len(cfg.SourceListeners) == 0 && !cfg.SourcesListen {
+	if len(cfg.Listeners) == 0 && cfg.ServicePorts == nil && cfg.DNS == nil && len(cfg.SourceListeners) == 0 && !cfg.SourcesListen && cfg.Reverse == nil {
 		return nil, errors.New("gateway: no listener")
 	}
 	g.expiry = newExpiryWatch(g.log, cfg.Identity)
@@ -173,6 +174,8 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 		Observe: observe, CurrentLimits: g.currentLimits.Load,
 	}
 	g.nat = newNATService(g)
+	g.connector = newConnector(g, budget, direct, observe)
+	g.connector.use(cfg.Reverse)
 	g.sessions = &reverse.Server{Groups: g.groups, Router: g.router, CurrentVia: g.via, Log: g.log}
 	g.handler = &reservedNames{router: g.router, arrived: g.nat.proofs.arrived, handlers: map[tunnel.Name]reservedName{
 		reverse.Name: {Handler: g.sessions}, dialBackName: {Handler: g.router},
@@ -357,6 +360,7 @@ func (g *Gateway) Run(ctx context.Context, now <-chan struct{}) error {
 		run(func() error { return s.Serve(work, g.datagrams, g.handler) })
 		g.log.Info("serving", "listener", s.Name(), "address", s.Conn.LocalAddr().String())
 	}
+	run(func() error { return g.connector.run(work) })
 	g.inbound.serve = g.serveListener(run)
 	g.inbound.serveAll(work)
 	run(func() error { return g.inbound.run(work) })
@@ -428,6 +432,7 @@ func (g *Gateway) drain(ctx context.Context, now <-chan struct{}, interrupted bo
 	}()
 	g.log.Info("draining", "tunnels", g.relay.Open(), "delay", delay, "timeout", timeout, "hint", "a second signal ends it now")
 	g.sessions.Drain()
+	g.connector.drain()
 	sleep(ctx, min(delay, timeout/2))
 
 	last := timeout / 5 // of the time is for aborts

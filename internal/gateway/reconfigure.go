@@ -6,7 +6,8 @@ import (
 )
 
 // Reconfigure has the gateway use what of next may change while it serves: Limits, Memory,
-// DrainDelay, DrainTimeout, Via, Admin, AdminControl, DNS, NAT, Issuers, Peers, Join, ServicePorts and VIPs. It
+// DrainDelay, DrainTimeout, Via, Admin, AdminControl, DNS, NAT, Issuers, Peers, Join, ServicePorts,
+// VIPs and Reverse. It
 // ignores everything else. After an error nothing has changed.
 //
 // Where ServicePorts or VIPs come, a State that cannot be used is tried again, and no service
@@ -55,6 +56,7 @@ func (g *Gateway) Reconfigure(next Config) error {
 	}
 	g.settings.Store(&next)
 	g.useSite(&next)
+	g.connector.use(next.Reverse)
 	g.adminPort.tableChanged()
 	g.dns.tableChanged()
 	g.ports.tableChanged()

@@ -17,7 +17,7 @@ import (
 
 // check finds mistakes in how the parts of a configuration fit together.
 func (d *decoder) check(root *yaml.Node) {
-	if d.cfg.Kubernetes == nil { // which may bring them
+	if d.cfg.Kubernetes == nil && d.cfg.Reverse == nil { // which may bring them, or need none
 		d.need(root, "the configuration", "services")
 	}
 	d.checkNetworks()
@@ -37,6 +37,8 @@ func (d *decoder) check(root *yaml.Node) {
 	d.checkIdentity()
 	d.checkCredentialNames()
 	d.checkLoops()
+	d.checkReverse()
+	d.checkGroups()
 	d.checkPolicies()
 	if l := d.cfg.Limits; l.ConnectTimeout > l.ConnectTotalTimeout {
 		d.errorf(keyOf(root, "limits"), "connectTotalTimeout covers every attempt: raise it, or lower connectTimeout", "connectTimeout %v is longer than connectTotalTimeout %v", l.ConnectTimeout, l.ConnectTotalTimeout)

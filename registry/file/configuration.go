@@ -20,13 +20,16 @@ type configuration struct {
 	NAT          *NAT          `yaml:"nat" reload:"live"`
 	DNS          *DNS          `yaml:"dns" reload:"live"`
 	Kubernetes   *Kubernetes   `yaml:"kubernetes" reload:"live"`
-	Admin        string        `yaml:"admin" as:"adminAddress" reload:"live"`
-	AdminControl bool          `yaml:"adminControl" reload:"live"`
-	Limits       Limits        `yaml:"limits" reload:"live"`
-	Drain        Drain         `yaml:"drain" reload:"live"`
-	Log          Log           `yaml:"log" reload:"live"`
-	Policies     policies      `yaml:"policies" reload:"live"`
-	Services     services      `yaml:"services" reload:"live"`
+
+	Reverse *reverseSessions `yaml:"reverse" reload:"live"`
+
+	Admin        string   `yaml:"admin" as:"adminAddress" reload:"live"`
+	AdminControl bool     `yaml:"adminControl" reload:"live"`
+	Limits       Limits   `yaml:"limits" reload:"live"`
+	Drain        Drain    `yaml:"drain" reload:"live"`
+	Log          Log      `yaml:"log" reload:"live"`
+	Policies     policies `yaml:"policies" reload:"live"`
+	Services     services `yaml:"services" reload:"live"`
 }
 
 // config returns c as the rest of the program has it.
@@ -34,7 +37,7 @@ func (c *configuration) config() *Config {
 	out := &Config{
 		Cluster: c.Cluster, Mesh: registry.Mesh{Zone: c.Zone, Network: c.Network}, Listeners: c.Listeners,
 		Admin: c.Admin, Control: c.AdminControl, Limits: c.Limits, Drain: c.Drain, Log: c.Log, Services: c.Services, Policies: c.Policies,
-		ServicePorts: c.ServicePorts, VIPs: c.VIPs, NAT: c.NAT, DNS: c.DNS, Kubernetes: c.Kubernetes, Identity: c.Identity, Peers: c.Peers, Site: c.Site,
+		ServicePorts: c.ServicePorts, VIPs: c.VIPs, NAT: c.NAT, DNS: c.DNS, Kubernetes: c.Kubernetes, Identity: c.Identity, Peers: c.Peers, Site: c.Site, Reverse: c.Reverse.registered(),
 	}
 	if out.Mesh.TopologyZone = c.TopologyZone; c.TopologyZone == "" && c.Kubernetes != nil && c.Kubernetes.Discovery != nil {
 		out.Mesh.TopologyZone = c.Kubernetes.Discovery.Zone

@@ -61,7 +61,9 @@ type meshName struct {
 
 // An endpoint is host:port, or an object with what else is known of it.
 type endpoint struct {
-	Address registry.Endpoint `yaml:"address,required,short" what:"an endpoint" as:"endpoint"`
+	Address registry.Endpoint `yaml:"address,short" what:"an endpoint" as:"endpoint"`
+	Group   string            `yaml:"group" what:"a group" as:"label"` // in place of Address: of connectors
+	Port    uint16            `yaml:"port,min=1,max=65535"`            // of Group; 0 means the one that was asked for
 	Name    string            `yaml:"name" what:"the name of an endpoint" as:"label"`
 	Network string            `yaml:"network"`
 	Weight  uint16            `yaml:"weight,max=1000" default:"1"`
@@ -71,12 +73,32 @@ type endpoint struct {
 
 // check finds mistakes of hops, and what has no effect beside them.
 func (e *endpoint) check(d *decoder, at mapping) {
+	e.checkGroup(d, at)
 	if at.value("via") == nil {
 		return
 	}
 	d.checkVia(at, e.Via)
 	if has(at.node, "network") {
 		d.errorf(keyOf(at.node, "network"), "leave it out", "network has no effect: the endpoint has via, whose last gateway knows where it is")
+	}
+}
+
+// checkGroup finds endpoints that are in several places, or nowhere.
+func (e *endpoint) checkGroup(d *decoder, at mapping) {
+	if at.node.Kind != yaml.MappingNode {
+		return
+	}
+	group := has(at.node, "group")
+	switch {
+	case group == has(at.node, "address"):
+		d.errorf(at.node, "write address: HOST:PORT, or group: NAME for connectors that have a session", "an endpoint has either address or group")
+	case has(at.node, "port") && !group:
+		d.errorf(keyOf(at.node, "port"), "write it behind the address", "port has no effect: it is for group")
+	}
+	for _, key := range []string{"network", "via"} {
+		if group && has(at.node, key) {
+			d.errorf(keyOf(at.node, key), "leave it out", "%s has no effect: the endpoint has group, whose sessions lead there", key)
+		}
 	}
 }
 
@@ -202,7 +224,13 @@ func (s *service) registered(origin string) *registry.Service {
 	for i, e := range s.Endpoints {
 		out.Endpoints[i] = e.Address
 		ep := &out.Endpoints[i]
+		if e.Group != "" {
+			ep.Group, ep.Port = e.Group, e.Port
+		}
 		ep.Name, ep.Network, ep.Zone, ep.Draining = e.Name, cmp.Or(e.Network, s.Network), e.Zone, e.Weight == 0
+		if e.Group != "" {
+			ep.Network = ""
+		}
 		if e.Weight > 1 {
 			ep.Weight = e.Weight
 		}

@@ -246,6 +246,9 @@ func (d *decoder) showsJWTSVID() bool {
 	if h := d.cfg.GatewayTransport; h != nil && shows(*h) {
 		return true
 	}
+	if r := d.cfg.Reverse; r != nil && slices.ContainsFunc(r.Gateways, shows) {
+		return true
+	}
 	return slices.ContainsFunc(d.cfg.Services, func(s *registry.Service) bool {
 		return slices.ContainsFunc(s.Via, shows) || slices.ContainsFunc(s.Endpoints, func(ep registry.Endpoint) bool { return slices.ContainsFunc(ep.Hops(), shows) })
 	})
@@ -303,6 +306,11 @@ func (d *decoder) readHopFiles(path string) (all [][]byte) {
 	})
 	if hop := d.cfg.GatewayTransport; hop != nil {
 		d.readFilesOfHop(path, hop, d.gatewayTransport(), "gatewayTransport", &all)
+	}
+	if r := d.cfg.Reverse; r != nil {
+		for i := range r.Gateways {
+			d.readFilesOfHop(path, &r.Gateways[i], d.root.object("reverse"), "reverse", &all)
+		}
 	}
 	for i, s := range d.cfg.Services {
 		d.readFilesOfHops(path, s.Via, d.services[i], "via", &all)

@@ -89,7 +89,7 @@ func runGateway(ctx context.Context, now <-chan struct{}, stderr io.Writer, o *g
 		return usageError("add dns: {listen: [\"udp://:53\", \"tcp://:53\"]} to the file", "nothing to answer by DNS")
 	}
 	o.override(c)
-	if len(c.Listeners) == 0 && c.ServicePorts == nil && c.DNS == nil && !c.Listens() {
+	if len(c.Listeners) == 0 && c.ServicePorts == nil && c.DNS == nil && !c.Listens() && c.Reverse == nil {
 		return usageError("add \"listeners:\" to the file, or --listen ADDR", "no listener")
 	}
 	// A log nobody reads must not stop a tunnel, be its reader slow or gone.
@@ -187,7 +187,7 @@ func (o *gatewayOptions) override(c *file.Config) {
 	o.setZone(c)
 	c.Control = c.Control || o.adminControl
 	if o.onlyDNS {
-		c.Listeners, c.ServicePorts = nil, nil
+		c.Listeners, c.ServicePorts, c.Reverse = nil, nil, nil
 		answersOnly(c)
 	}
 }

@@ -22,6 +22,7 @@ import (
 	"culvert.dev/internal/unixsocket"
 	"culvert.dev/registry"
 	"culvert.dev/registry/file"
+	"culvert.dev/reverse"
 	"culvert.dev/tunnel"
 )
 
@@ -208,10 +209,24 @@ func settings(c *file.Config, cfg *gateway.Config) (err error) {
 		return err
 	}
 	cfg.Join, cfg.KnowsTrust = siteOf(c), func(name string) bool { return c.Identity != nil && c.Identity.Trust[name] != nil }
-	cfg.ServicePorts, cfg.VIPs = servicePorts(c), (*gateway.VIPs)(c.VIPs)
+	cfg.ServicePorts, cfg.VIPs, cfg.Reverse = servicePorts(c), (*gateway.VIPs)(c.VIPs), reverseSessions(c)
 	cfg.NAT = natSettings(c)
 	cfg.DNS, err = dnsServer(c)
 	return err
+}
+
+// reverseSessions are those that c wants to have.
+func reverseSessions(c *file.Config) *gateway.Reverse {
+	if c.Reverse == nil {
+		return nil
+	}
+	out := &gateway.Reverse{Gateways: c.Reverse.Gateways, Replicas: c.Reverse.Replicas}
+	for _, e := range c.Reverse.Expose {
+		out.Expose = append(out.Expose, gateway.Exposed{
+			Registration: reverse.Registration{Name: e.Name, Port: e.Port, Group: e.Group, Weight: e.Weight, Allow: e.Allow}, To: e.To,
+		})
+	}
+	return out
 }
 
 // knownTokens returns the tokens of issuers, of which no keys are known.

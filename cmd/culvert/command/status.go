@@ -153,6 +153,7 @@ func printStatus(w io.Writer, s *runningStatus, all []gateway.StatusHealth) erro
 		line("restart", "needed for %s: %s is in force, and the file has %s", w.Key, cmp.Or(w.InForce, "nothing"), cmp.Or(w.Configured, "nothing"))
 	}
 	line("tunnels", "%d open", s.Tunnels)
+	printReverse(line, s.Reverse)
 	if s.Insecure != nil {
 		for _, name := range s.Insecure.Networks {
 			line("insecure", "plaintext may go to network %s without mutual TLS", name)
@@ -341,4 +342,27 @@ func describeClient(c *gateway.StatusClient) string {
 		parts = append(parts, fmt.Sprintf("%d of %d connections", c.Connections, c.MaxConnections))
 	}
 	return who + " has " + strings.Join(parts, ", ")
+}
+
+// printReverse prints the reverse sessions to and from a gateway.
+func printReverse(line func(what, format string, args ...any), s *gateway.ReverseStatus) {
+	if s == nil {
+		return
+	}
+	if s.Sessions+s.Names > 0 {
+		line("reverse", "%s of connectors, %s", plural(s.Sessions, "session"), plural(s.Names, "name"))
+	}
+	for i := range s.To {
+		switch x := &s.To[i]; {
+		case !x.Connected:
+			line("reverse", "no session to %s for %s: %s", x.Gateway, humanSeconds(time.Since(x.Since).Seconds()), cmp.Or(x.Error, "connecting"))
+		default:
+			line("reverse", "session to %s for %s, %s", x.Gateway, humanSeconds(time.Since(x.Since).Seconds()), plural(x.Streams, "stream"))
+			for _, n := range x.Names {
+				if n.Reason != "" {
+					line("reverse", "%s refuses %s with %s: %s", x.Gateway, n.Name, n.Reason, n.Error)
+				}
+			}
+		}
+	}
 }

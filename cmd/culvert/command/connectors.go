@@ -1,0 +1,124 @@
+package command
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"culvert.dev/internal/gateway"
+)
+
+type connectorsOptions struct {
+	admin  adminOptions
+	watch  watchFlag
+	output string
+}
+
+func newConnectors() *cobra.Command {
+	var o connectorsOptions
+	cmd := &cobra.Command{
+		Use:   "connectors",
+		Short: "List the connectors that have a reverse session to a running gateway",
+		Long: `Connectors lists the reverse sessions to a running gateway, the oldest first, and
+the names that they serve. Names whose last session has ended are listed as long
+as they are kept for their owner.
+
+With -o json it prints an object for programs, with the sessions and the names.`,
+		Example: `  culvert connectors --admin 127.0.0.1:9090
+  culvert connectors --config culvert.yaml --watch
+  culvert connectors --admin unix:/run/culvert/admin.sock -o json | jq '.names | map({name, owner})'`,
+		Args: args(0, "no arguments"),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return o.watch.run(cmd.Context(), cmd.OutOrStdout(), o.output, func(ctx context.Context, w io.Writer) error {
+				return runConnectors(ctx, w, &o)
+			})
+		},
+	}
+	o.admin.add(cmd)
+	o.watch.add(cmd)
+	addOutput(cmd, &o.output)
+	return cmd
+}
+
+func runConnectors(ctx context.Context, w io.Writer, o *connectorsOptions) error {
+	c, err := o.admin.client()
+	if err != nil {
+		return err
+	}
+	list, err := c.connectors(ctx)
+	if err != nil {
+		return err
+	}
+	if o.output == "json" {
+		return writeJSON(w, list)
+	}
+	return printConnectors(w, &list, time.Now())
+}
+
+// connectors returns the sessions of connectors and their names.
+func (c *adminClient) connectors(ctx context.Context) (list gateway.Connectors, err error) {
+	ctx, cancel := context.WithTimeout(ctx, askTime)
+	defer cancel()
+	body, err := c.do(ctx, http.MethodGet, "/connectors", nil)
+	if err != nil {
+		return list, err
+	}
+	defer body.Close()
+	if err := json.NewDecoder(body).Decode(&list); err != nil {
+		return list, fmt.Errorf("the gateway's answer: %w", err)
+	}
+	return list, nil
+}
+
+// printConnectors prints list: the sessions, and the names that have none.
+func printConnectors(w io.Writer, list *gateway.Connectors, now time.Time) error {
+	const most = 5 // names in a line
+	if len(list.Sessions) == 0 {
+		if _, err := fmt.Fprintln(w, "no connector has a session"); err != nil {
+			return err
+		}
+	} else {
+		rows := [][]string{{"ID", "AGE", "STREAMS", "OWNER", "SOURCE", "PROTOCOL", "NAMES"}}
+		for i := range list.Sessions {
+			s := &list.Sessions[i]
+			var names []string
+			for _, n := range s.Names {
+				name := n.Name.String()
+				if n.Port != 0 {
+					name += ":" + strconv.Itoa(int(n.Port))
+				}
+				names = append(names, name)
+			}
+			text := strings.Join(names[:min(most, len(names))], ", ")
+			if n := len(names) - most; n > 0 {
+				text += fmt.Sprintf(" and %d more", n)
+			}
+			if s.Draining {
+				text += " (draining)"
+			}
+			rows = append(rows, []string{
+				strconv.FormatUint(s.ID, 10), humanSeconds(max(0, now.Sub(s.Since).Seconds())), strconv.Itoa(s.Streams),
+				printable(s.Owner), printable(s.Source), printable(s.Protocol), printable(text),
+			})
+		}
+		if err := writeTable(w, rows, 0, 1, 2); err != nil {
+			return err
+		}
+	}
+	kept := slices.DeleteFunc(slices.Clone(list.Names), func(n gateway.ConnectorName) bool { return n.Sessions > 0 })
+	for _, n := range kept {
+		left := humanSeconds(max(0, n.Until.Sub(now).Seconds()))
+		if _, err := fmt.Fprintf(w, "%s has no session, and is kept for %s for %s\n", printable(n.Name), printable(n.Owner), left); err != nil {
+			return err
+		}
+	}
+	return nil
+}

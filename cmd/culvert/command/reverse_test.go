@@ -1,0 +1,185 @@
+package command
+
+import (
+	"bufio"
+	"context"
+	"crypto/tls"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"culvert.dev/internal/testca"
+	"culvert.dev/internal/testnet"
+)
+
+// guideBlocks returns the YAML of a guide.
+func guideBlocks(t *testing.T, name string) (blocks []string) {
+	t.Helper()
+	guide, err := os.ReadFile(filepath.Join("..", "..", "..", "docs", "guides", name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	rest := string(guide)
+	for {
+		_, after, ok := strings.Cut(rest, "```yaml\n")
+		if !ok {
+			return blocks
+		}
+		block, after, _ := strings.Cut(after, "```\n")
+		blocks, rest = append(blocks, block), after
+	}
+}
+
+// A reverseWorld is what the guide has: a service that only its connector can dial.
+type reverseWorld struct {
+	ca      *testca.CA
+	client  *testca.Pair
+	gateway *running
+	service net.Listener
+	recipe  string // of the connector
+}
+
+func newReverseWorld(t *testing.T) *reverseWorld {
+	t.Helper()
+	blocks := guideBlocks(t, "reverse.md")
+	if len(blocks) != 2 {
+		t.Fatalf("the guide has %d recipes, want 2", len(blocks))
+	}
+	w := &reverseWorld{ca: newTestCA(t, "corp.example")}
+	w.client = w.issue(t, "spiffe://corp.example/ns/web/sa/client")
+	cam := w.issue(t, "spiffe://corp.example/ns/edge/sa/cam", "cam.edge.example")
+
+	w.service = tls.NewListener(testnet.Listen(t), &tls.Config{Certificates: []tls.Certificate{cam.TLS}, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: w.ca.Pool()})
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			c, err := w.service.Accept()
+			if err != nil {
+				return
+			}
+			_ = c.SetDeadline(time.Now().Add(patience))
+			if tc, ok := c.(*tls.Conn); ok && tc.Handshake() == nil {
+				_, _ = fmt.Fprintf(c, "hello %s\n", tc.ConnectionState().PeerCertificates[0].URIs[0])
+			}
+			_ = c.Close()
+		}
+	}()
+	t.Cleanup(func() {
+		_ = w.service.Close()
+		<-done
+	})
+	gw := w.issue(t, "spiffe://corp.example/ns/gw/sa/gw1", "gw1.example")
+	w.gateway = startFile(t, map[string]string{
+		"gw.crt": string(gw.CertPEM), "gw.key": string(gw.KeyPEM), "ca.pem": string(w.ca.CertPEM),
+		"culvert.yaml": strings.Replace(blocks[0], `":443"`, `"127.0.0.1:1"`, 1),
+	})
+	w.recipe = strings.Replace(blocks[1], "gw1.example:443", fmt.Sprintf("%q", w.gateway.addrs[0]), 1)
+	w.recipe = strings.Replace(w.recipe, "  key: edge\n", "  key: edge\n  serverName: gw1.example\n", 1)
+	w.recipe = strings.Replace(w.recipe, "127.0.0.1:8443", w.service.Addr().String(), 1)
+	return w
+}
+
+func (w *reverseWorld) issue(t *testing.T, id string, names ...string) *testca.Pair {
+	t.Helper()
+	pair, err := w.ca.Issue(testca.Options{SPIFFEID: id, DNSNames: names})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pair
+}
+
+// connector starts the connector of the guide with an ID. Its cluster has it differ from the
+// gateway in the same process, which would see a loop.
+func (w *reverseWorld) connector(t *testing.T, id, config string) *running {
+	t.Helper()
+	edge := w.issue(t, id)
+	return startFile(t, map[string]string{"edge.crt": string(edge.CertPEM), "edge.key": string(edge.KeyPEM), "ca.pem": string(w.ca.CertPEM), "culvert.yaml": "cluster: edge\n" + config})
+}
+
+// ask returns what the service says to a client that asks the gateway for its name, with a
+// certificate that the service alone verifies.
+func (w *reverseWorld) ask(t *testing.T, name string) (string, error) {
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	d := tls.Dialer{Config: &tls.Config{ServerName: name, RootCAs: w.ca.Pool(), Certificates: []tls.Certificate{w.client.TLS}}}
+	c, err := d.DialContext(ctx, "tcp", w.gateway.addrs[0])
+	if err != nil {
+		return "", err
+	}
+	defer c.Close()
+	_ = c.SetDeadline(time.Now().Add(patience))
+	return bufio.NewReader(c).ReadString('\n')
+}
+
+// session returns what the connector knows of its one session.
+func session(r *running) (connected bool, refused int) {
+	s := r.Status().Reverse
+	if s == nil || len(s.To) != 1 {
+		return false, 0
+	}
+	for _, n := range s.To[0].Names {
+		if n.Reason != "" {
+			refused++
+		}
+	}
+	return s.To[0].Connected, refused
+}
+
+// The recipe of the guide: a service that only its connector can dial is reached by name
+// through the gateway, with the client's certificate from end to end.
+func TestReverseGuide(t *testing.T) {
+	w := newReverseWorld(t)
+	const want = "hello spiffe://corp.example/ns/web/sa/client\n"
+	connector := w.connector(t, "spiffe://corp.example/ns/edge/sa/one", w.recipe)
+	testnet.Eventually(t, patience, func() bool {
+		got, err := w.ask(t, "cam.edge.example")
+		return err == nil && got == want
+	}, "the service answers")
+	if connected, refused := session(connector); !connected || refused != 0 {
+		t.Errorf("the connector is connected %v with %d names refused, want true and 0", connected, refused)
+	}
+	list := w.gateway.Connectors()
+	if len(list.Sessions) != 1 || len(list.Names) != 1 || list.Sessions[0].Owner != "spiffe://corp.example/ns/edge/sa/one" || !list.Sessions[0].TLS {
+		t.Errorf("the gateway lists %+v", list)
+	}
+
+	var out strings.Builder
+	if err := printConnectors(&out, &list, time.Now()); err != nil || !strings.Contains(out.String(), "cam.edge.example") {
+		t.Errorf("culvert connectors prints %q and %v", out.String(), err)
+	}
+	out.Reset()
+	list.Sessions, list.Names[0].Sessions = nil, 0
+	if err := printConnectors(&out, &list, time.Now()); err != nil || !strings.Contains(out.String(), "cam.edge.example has no session, and is kept for spiffe://corp.example/ns/edge/sa/one") {
+		t.Errorf("culvert connectors prints %q and %v for a name that is kept", out.String(), err)
+	}
+
+	// Another owner gets neither the name nor, without a policy, any other.
+	other := w.connector(t, "spiffe://corp.example/ns/edge/sa/two", w.recipe)
+	testnet.Eventually(t, patience, func() bool { c, refused := session(other); return c && refused == 1 }, "the name is refused to another owner")
+	stranger := w.connector(t, "spiffe://corp.example/ns/web/sa/three", strings.Replace(w.recipe, "cam.edge", "bell.edge", 1))
+	testnet.Eventually(t, patience, func() bool { c, refused := session(stranger); return c && refused == 1 }, "the name is refused to who has no permission")
+	if got, err := w.ask(t, "cam.edge.example"); err != nil || got != want {
+		t.Errorf("after that: got %q and %v, want %q", got, err, want)
+	}
+	if got, err := w.ask(t, "bell.edge.example"); err == nil {
+		t.Errorf("a name that nobody may register: got %q, want a refusal", got)
+	}
+
+	// A reload takes up another name on the same session.
+	before := w.gateway.Connectors().Sessions[0].ID
+	connector.write(t, "culvert.yaml", "cluster: edge\n"+strings.Replace(w.recipe, "cam.edge.example,", "door.edge.example,", 1))
+	connector.source.Reload()
+	testnet.Eventually(t, patience, func() bool {
+		for _, s := range w.gateway.Connectors().Sessions {
+			if s.ID == before {
+				return len(s.Names) == 1 && s.Names[0].Name.String() == "door.edge.example"
+			}
+		}
+		return false
+	}, "the session has the other name")
+}
