@@ -39,6 +39,7 @@ var uncaught = map[string]string{
 	"identity/spiffe/token.go Source.Token":                               "fetchToken recovers, and the rest compares times",
 	"internal/gateway/inbound/datagrams.go Socket.Serve":                  "runs a server, which recovers for each connection",
 	"internal/gateway/http3.go http3Sockets.shutdown":                     "stops servers",
+	"internal/gateway/connector.go connector.run":                         "it waits for a client, whose sessions recover",
 	"internal/gateway/gateway.go Gateway.Run":                             "runs a server, which recovers for each connection",
 	"internal/gateway/gateway.go Gateway.drain":                           "stops servers",
 	"nat/announce.go announcements.start":                                 "hear recovers",
