@@ -117,6 +117,7 @@ type Membership struct {
 	group    string // the key in Groups.groups
 	session  Session
 	groups   *Groups
+	req      *tunnel.Request // by which the connector came
 	draining atomic.Bool
 	left     bool // guarded by groups.mu
 }
@@ -132,25 +133,58 @@ func (g *Groups) Join(req *tunnel.Request, s Session, reg Registration) (*Member
 	if err := reg.check(); err != nil {
 		return nil, err
 	}
-	if g.Authorize == nil {
-		return nil, tunnel.Refusef(tunnel.Denied, "reverse: %q: nobody may register names here", reg.Name)
-	}
-	groups, listed, err := g.Authorize(req, reg.Name, reg.Port)
+	key, listed, err := g.authorize(req, &reg)
 	if err != nil {
 		return nil, err
 	}
-	key := liveGroup(reg.Name)
-	if listed {
-		if key, err = listedGroup(&reg, groups); err != nil {
-			return nil, err
-		}
-	}
-	m := &Membership{Registration: reg, Owner: owner, Source: req.Source, Since: time.Now(), group: key, session: s, groups: g}
+	m := &Membership{Registration: reg, Owner: owner, Source: req.Source, Since: time.Now(), group: key, session: s, groups: g, req: req}
 	if err := g.add(m, listed); err != nil {
 		return nil, err
 	}
 	g.log().Debug("name registered", "name", reg.Name.String(), "port", reg.Port, "group", reg.Group, "owner", owner, "source", req.Source.String())
 	return m, nil
+}
+
+// authorize returns the key of the group that the caller of req joins by reg, and whether a
+// service of the table has the name.
+func (g *Groups) authorize(req *tunnel.Request, reg *Registration) (key string, listed bool, err error) {
+	if g.Authorize == nil {
+		return "", false, tunnel.Refusef(tunnel.Denied, "reverse: %q: nobody may register names here", reg.Name)
+	}
+	groups, listed, err := g.Authorize(req, reg.Name, reg.Port)
+	switch {
+	case err != nil:
+		return "", listed, err
+	case !listed:
+		return liveGroup(reg.Name), false, nil
+	}
+	key, err = listedGroup(reg, groups)
+	return key, true, err
+}
+
+// Recheck ends every Membership that Authorize no longer permits, or permits in another
+// group. It is called after each change of what Authorize decides by. Streams that stand go
+// on: they are for policies about their own callers.
+func (g *Groups) Recheck() {
+	if !g.used.Load() {
+		return
+	}
+	var all []*Membership
+	g.mu.RLock()
+	for _, members := range g.groups {
+		all = append(all, members...)
+	}
+	g.mu.RUnlock()
+	for _, m := range all {
+		key, _, err := g.authorize(m.req, &m.Registration)
+		if err == nil && key == m.group {
+			continue
+		}
+		m.Leave()
+		if err != nil {
+			g.log().Warn("name is no longer registered", "name", m.Name.String(), "port", m.Port, "owner", m.Owner, "source", m.Source.String(), "error", err.Error())
+		}
+	}
 }
 
 // check finds what no gateway takes.
@@ -345,6 +379,13 @@ func (m *Membership) Leave() {
 	}
 	g.mu.Unlock()
 	g.log().Debug("name left", "name", m.Name.String(), "port", m.Port, "group", m.Group, "owner", m.Owner, "lasted", time.Since(m.Since))
+}
+
+// hasLeft reports whether m has ended.
+func (m *Membership) hasLeft() bool {
+	m.groups.mu.RLock()
+	defer m.groups.mu.RUnlock()
+	return m.left
 }
 
 // Service returns the service that has a name which no service of the table has, nil for

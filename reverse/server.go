@@ -221,6 +221,8 @@ type serverSession struct {
 	connector string
 	control   *controlStream // nil before it is open
 	draining  bool
+	asked     []Registration // the names that the connector wants to serve
+	refused   int            // how many of them it does not
 	members   map[memberKey]*Membership
 }
 
@@ -348,10 +350,58 @@ func (x *serverSession) tellDrain() {
 	}()
 }
 
+// Recheck has names of open sessions decided about again, after a change of what
+// Groups.Authorize decides by. Connectors are told of each that they lose or get.
+func (s *Server) Recheck() {
+	s.Groups.Recheck()
+	s.mu.Lock()
+	all := make([]*serverSession, 0, len(s.sessions))
+	for x := range s.sessions {
+		all = append(all, x)
+	}
+	s.mu.Unlock()
+	for _, x := range all {
+		x.recheck()
+	}
+}
+
+// recheck registers the names of x again that it has lost, or did not get before.
+func (x *serverSession) recheck() {
+	x.mu.Lock()
+	refused, lost := x.refused, false
+	for _, m := range x.members {
+		lost = lost || m.hasLeft()
+	}
+	if refused == 0 && !lost {
+		x.mu.Unlock()
+		return
+	}
+	results := x.registerLocked(x.asked, false)
+	changed := lost || x.refused != refused
+	x.mu.Unlock()
+	if !changed {
+		return
+	}
+	go func() { // the connector may not read
+		defer func() {
+			if v := recover(); v != nil {
+				x.server.caught(v)
+			}
+		}()
+		_ = x.send(control{Kind: kindRegistered, Names: results})
+	}()
+}
+
 // register makes the names of x those of list, and returns what has become of each.
 func (x *serverSession) register(list []Registration) []Result {
 	x.mu.Lock()
 	defer x.mu.Unlock()
+	return x.registerLocked(list, true)
+}
+
+// registerLocked is register for a caller that holds mu. It logs the first few refusals, if
+// log is true.
+func (x *serverSession) registerLocked(list []Registration, log bool) []Result {
 	results := make([]Result, len(list))
 	refused := 0
 	wanted := make(map[memberKey]bool, len(list))
@@ -365,7 +415,7 @@ func (x *serverSession) register(list []Registration) []Result {
 		}
 		wanted[k] = true
 		if old := x.members[k]; old != nil {
-			if old.Registration.equal(&reg) {
+			if old.Registration.equal(&reg) && !old.hasLeft() {
 				continue
 			}
 			left = append(left, old)
@@ -374,7 +424,7 @@ func (x *serverSession) register(list []Registration) []Result {
 		m, err := x.server.Groups.Join(x.req, x, reg)
 		if err != nil {
 			results[i].Reason, results[i].Error = tunnel.ReasonOf(err), publicError(err)
-			if refused++; refused <= maxRefusalsLogged {
+			if refused++; log && refused <= maxRefusalsLogged {
 				x.server.log().Warn("name refused to a connector", "name", reg.Name.String(), "port", reg.Port, "owner", x.req.Peer.ID, "source", x.req.Source.String(), "error", err.Error())
 			}
 			continue
@@ -393,6 +443,7 @@ func (x *serverSession) register(list []Registration) []Result {
 	for _, m := range left {
 		m.Leave()
 	}
+	x.asked, x.refused = list, refused
 	return results
 }
 

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -452,6 +453,50 @@ func TestRefusedNamesLeaveTheSession(t *testing.T) {
 	names := c.State()[0].Names
 	if names[0].Reason != tunnel.Denied || names[1].Reason != "" {
 		t.Errorf("the results are %+v, want that the first is denied", names)
+	}
+}
+
+// A name that policies no longer permit is taken from open sessions, which are told, and a name
+// that they permit by now is given to them.
+func TestNamesFollowPolicies(t *testing.T) {
+	g := newTestGateway(t)
+	var denied atomic.Pointer[string]
+	deny := func(name string) {
+		denied.Store(&name)
+		g.Recheck()
+	}
+	g.groups.Authorize = func(req *tunnel.Request, name tunnel.Pattern, port uint16) ([]string, bool, error) {
+		if d := denied.Load(); d != nil && *d == name.String() {
+			return nil, false, tunnel.Refusef(tunnel.Denied, "not %q", name)
+		}
+		return anything(req, name, port)
+	}
+	c := client([]Registration{named("a.example"), named("b.example")}, g)
+	run(t, c)
+	eventually(t, "both names are registered", func() bool { return g.members("a.example") == 1 && g.members("b.example") == 1 })
+	told := func(a, b tunnel.Reason) func() bool {
+		return func() bool {
+			names := c.State()[0].Names
+			return len(names) == 2 && names[0].Reason == a && names[1].Reason == b
+		}
+	}
+	eventually(t, "the connector has both", told("", ""))
+	deny("a.example")
+	if n, m := g.members("a.example"), g.members("b.example"); n != 0 || m != 1 {
+		t.Errorf("a name that is denied has %d members and the other %d, want 0 and 1", n, m)
+	}
+	eventually(t, "the connector knows that it has lost a name", told(tunnel.Denied, ""))
+	deny("b.example")
+	if n, m := g.members("a.example"), g.members("b.example"); n != 1 || m != 0 {
+		t.Errorf("a name that is permitted again has %d members and the other %d, want 1 and 0", n, m)
+	}
+	eventually(t, "the connector knows that it has it again", told("", tunnel.Denied))
+	c2, got, err := g.dial(t, "a.example", 443)
+	if err == nil {
+		_ = c2.Close()
+	}
+	if err != nil || !strings.Contains(got, "a.example") {
+		t.Errorf("a request to it: %q and %v, want an answer", got, err)
 	}
 }
 

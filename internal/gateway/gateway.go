@@ -184,7 +184,7 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 		g.Close()
 		return nil, err
 	}
-	g.revoker = newRevoker(g.router, cfg.Identity, g.log)
+	g.revoker = newRevoker(g.router, g.sessions, cfg.Identity, g.log)
 	g.registry.OnSwap = g.revoker.swapped
 	g.server = &tunnel.Server{Handler: g.handler, CurrentLimits: g.currentLimits.Load, Budget: budget, Observe: observe, Log: g.log, Loops: g.loops}
 	g.datagrams = &udp.Server{

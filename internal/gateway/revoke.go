@@ -8,13 +8,16 @@ import (
 
 	"culvert.dev/identity"
 	"culvert.dev/registry"
+	"culvert.dev/reverse"
 	"culvert.dev/tunnel"
 )
 
 // A revoker ends the tunnels that policies allowed and deny since the table has changed, and
-// those of callers whose identity was revoked.
+// those of callers whose identity was revoked. Names that connectors may no longer serve are
+// taken from them.
 type revoker struct {
 	router   *tunnel.Router
+	sessions *reverse.Server
 	identity *identity.Store // may be nil
 	log      *slog.Logger
 
@@ -26,8 +29,8 @@ type revoker struct {
 // A tableChange is a table and the one before it.
 type tableChange struct{ before, now *registry.Table }
 
-func newRevoker(router *tunnel.Router, store *identity.Store, log *slog.Logger) *revoker {
-	return &revoker{router: router, identity: store, log: log, wake: make(chan struct{}, 1)}
+func newRevoker(router *tunnel.Router, sessions *reverse.Server, store *identity.Store, log *slog.Logger) *revoker {
+	return &revoker{router: router, sessions: sessions, identity: store, log: log, wake: make(chan struct{}, 1)}
 }
 
 // swapped is told of each table.
@@ -57,6 +60,7 @@ func (v *revoker) run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-v.wake:
+			v.sessions.Recheck()
 			v.revoke()
 		case <-identities:
 			v.revokeIdentities()

@@ -18,6 +18,7 @@ import (
 	"culvert.dev/internal/testnet"
 	"culvert.dev/policy"
 	"culvert.dev/registry"
+	"culvert.dev/reverse"
 	"culvert.dev/tunnel"
 )
 
@@ -141,7 +142,7 @@ func newPolicyWorld(t testing.TB, services int) *policyWorld {
 		w.policies = append(w.policies, &policy.Policy{Name: name, Targets: policy.Targets{Services: []string{name}}, Rules: []policy.Rule{{}}})
 	}
 	w.router = tunnel.Router{Resolver: &w.registry, Relay: &tunnel.Relay{}}
-	w.revoker = newRevoker(&w.router, nil, slog.New(slog.DiscardHandler))
+	w.revoker = newRevoker(&w.router, &reverse.Server{Groups: &reverse.Groups{}}, nil, slog.New(slog.DiscardHandler))
 	w.registry.OnSwap = w.revoker.swapped
 	t.Cleanup(func() { _ = w.router.Relay.Close() })
 	return w
