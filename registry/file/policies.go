@@ -253,6 +253,16 @@ func (d *decoder) warnCatalog(c *policy.Compiler) {
 	if first < 0 {
 		return
 	}
+	everybody := "[{}]"
+	if len(d.cfg.Peers) > 0 || d.cfg.Site != nil {
+		everybody = `[{sources: [{cidrs: ["0.0.0.0/0", "::/0"]}]}]` // which peers are never in
+		for i, p := range d.cfg.Policies {
+			open := slices.IndexFunc(p.Rules, func(r policy.Rule) bool { return r.Sources == nil })
+			if p.Verb == policy.Catalog && p.Action == policy.Allow && !p.DryRun && open >= 0 {
+				d.warnf(d.policies[i].item("rules", open), "name sources: cidrs for clients of DNS, trustDomains or spiffe for peers", "policy %q offers services to every peer: a rule without sources is for all callers", clip(p.Name))
+			}
+		}
+	}
 	hidden, one := 0, ""
 	for _, s := range d.cfg.Services {
 		all := slices.DeleteFunc(c.Set(registry.PolicyTarget(d.cfg.Mesh, s)).Policies(), func(p *policy.Policy) bool { return p.Verb != policy.Catalog || p.DryRun })
@@ -266,7 +276,7 @@ func (d *decoder) warnCatalog(c *policy.Compiler) {
 		}
 	}
 	if hidden > 0 {
-		d.warnf(d.policies[first].where("verb"), "if that is not meant, add a policy that lets all clients see all others: {name: see-all, verb: catalog, tier: baseline, action: allow, rules: [{}]}",
+		d.warnf(d.policies[first].where("verb"), "if that is not meant, add a policy that lets all clients see all others: {name: see-all, verb: catalog, tier: baseline, action: allow, rules: "+everybody+"}",
 			"with a policy of the verb catalog, DNS tells of no service that none lets be seen: %q, %d in all", clip(one), hidden)
 	}
 }

@@ -169,6 +169,34 @@ func TestCatalogWarnings(t *testing.T) {
 	}
 }
 
+// A rule without sources is for peers, too, which is told; and no hint says to write one.
+func TestCatalogWarningsWithPeers(t *testing.T) {
+	const head = `
+cluster: east
+identity: {keys: {gw: {certificateFile: gw.crt, keyFile: gw.key}}, trust: {west.example: {caFile: ca.pem}}}
+peers: [{name: west, gateways: [{address: "gw.west.example:443", transports: [{protocol: connect-h2, tls: true, key: gw, trust: west.example}]}], ids: ["spiffe://west.example/gw"], zones: ["*.west.example"]}]
+services: [{name: a.example, endpoints: ["10.0.0.1:443"]}, {name: b.example, endpoints: ["10.0.0.1:443"]}]
+policies: `
+	for policies, want := range map[string]string{
+		`[{name: see, verb: catalog, tier: baseline, action: allow, rules: [{}]}]`:                                                                                        `policy "see" offers services to every peer`,
+		`[{name: see, verb: catalog, action: allow, targets: {services: [a.example]}, rules: [{sources: [{trustDomains: [west.example]}]}]}]`:                             `rules: [{sources: [{cidrs: ["0.0.0.0/0", "::/0"]}]}]}`,
+		`[{name: see, verb: catalog, tier: baseline, action: allow, rules: [{sources: [{cidrs: ["0.0.0.0/0", "::/0"]}]}]}]`:                                               "",
+		`[{name: see, verb: catalog, tier: baseline, action: allow, rules: [{sources: [{cidrs: ["0.0.0.0/0"]}]}]}, {name: x, verb: connect, action: allow, rules: [{}]}]`: "",
+	} {
+		cfg, err := Parse("x.yaml", []byte(head+policies+"\n"))
+		if err != nil {
+			t.Fatalf("%s: %v", policies, err)
+		}
+		got := ""
+		if cfg.Warnings != nil {
+			got = cfg.Warnings.Error()
+		}
+		if (want == "") != (got == "") || !strings.Contains(got, want) {
+			t.Errorf("%s: got the warnings %q, want %q", policies, got, want)
+		}
+	}
+}
+
 // An empty list of sources is nobody, and not anybody.
 func TestPolicyWithoutSources(t *testing.T) {
 	for rules, want := range map[string]bool{"[{sources: []}]": false, "[{}]": true, "[]": false, "[{ports: []}]": false, "[{protocols: []}]": false} {
