@@ -48,7 +48,7 @@ var uncaught = map[string]string{
 	"internal/gateway/upstream/fallback.go fallbackAttempt.check":         "it compares results of handshakes, whose goroutines recover",
 	"internal/gateway/upstream/fallback_probe.go FallbackDialer.schedule": "it compares times, and the probe that it starts recovers",
 	"registry/peer/peers.go Peers.Run":                                    "hands on updates, and what makes them recovers",
-	"registry/peer/peers.go peer.Run":                                     "dialAll recovers",
+	"registry/peer/dial.go peer.Run":                                      "it waits between attempts, each of which recovers",
 	"registry/peer/session.go session.run":                                "closes a stream; what reads and writes it recovers",
 	"registry/peer/session.go session.send":                               "closes a stream",
 	"registry/run.go Registry.Run":                                        "runs sources of configuration, whose panic runSafely catches",

@@ -1,0 +1,286 @@
+package peer
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"culvert.dev/tunnel"
+)
+
+// A peer is one site with which catalogs are exchanged.
+type peer struct {
+	*Config
+	owner   *Peers
+	changed chan struct{} // has room for one: what Run sends is different
+
+	lastGiven *given // of follow alone
+
+	mu       sync.Mutex // guards what follows
+	sessions []*session // the streams that stand, and those that begin
+	active   *session   // the one by which we get the catalog; nil for none
+	got      *received  // the last good catalog; nil for none
+	names    []Gateway  // what the peer calls its gateways
+	fresh    bool       // got is what the peer offers now
+	err      error      // why it is not; nil at the start
+	since    time.Time  // of fresh, or of its end
+	contact  time.Time  // when something has come last
+	offers   map[string]*catalog
+	closed   bool
+	bytes    uint64 // sent
+	problem  string // of the bundle
+}
+
+// is reports whether a caller is a gateway of the peer.
+func (p *peer) is(caller *tunnel.Peer) bool {
+	return caller.Method == "mtls" && strings.HasPrefix(caller.ID, "spiffe://") &&
+		slices.ContainsFunc(p.IDs, func(id string) bool { return matchesID(id, caller.ID) })
+}
+
+// open returns the sessions that stand.
+func (p *peer) open() []*session {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.DeleteFunc(slices.Clone(p.sessions), func(s *session) bool { return s.conn == nil })
+}
+
+// close ends all sessions, as the peer is no longer configured.
+func (p *peer) close() {
+	p.mu.Lock()
+	p.closed = true
+	p.mu.Unlock()
+	for _, s := range p.open() {
+		s.end()
+	}
+}
+
+// newSession returns a session with a gateway of the peer, whose conn is not set.
+func (p *peer) newSession(gateway tunnel.Peer, from netip.Addr, dialed bool, by string) (*session, error) {
+	s := &session{peer: p, gateway: gateway, from: from.Unmap(), dialed: dialed, by: by, wake: make(chan struct{}, 1)}
+	if p.owner.TrustGeneration != nil {
+		s.trusted = p.owner.TrustGeneration(p.Config)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	key := gateway.ID + " " + s.from.String()
+	switch s.offers = p.offers[key]; {
+	case p.closed:
+		return nil, tunnel.Refusef(tunnel.Denied, "peer: %q is no longer configured", p.Name)
+	case len(p.sessions) >= maxSessions:
+		return nil, tunnel.Refusef(tunnel.Overload, "peer: %q has %d streams, limit %d", p.Name, len(p.sessions), maxSessions)
+	case s.offers == nil:
+		for k := range p.offers { // those of addresses that nobody comes from any more
+			if len(p.offers) < maxSessions {
+				break
+			}
+			if !slices.ContainsFunc(p.sessions, func(o *session) bool { return o.offers == p.offers[k] }) {
+				delete(p.offers, k)
+			}
+		}
+		s.offers = newCatalog()
+		p.offers[key] = s.offers
+	}
+	p.sessions = append(p.sessions, s)
+	return s, nil
+}
+
+// begin gives a session its stream. It is false, and the stream closed, where the peer is no
+// longer configured.
+func (p *peer) begin(s *session, c net.Conn) bool {
+	p.mu.Lock()
+	s.conn = c
+	closed := p.closed
+	p.mu.Unlock()
+	if closed {
+		_ = c.Close()
+		p.forget(s)
+	}
+	return !closed
+}
+
+func newCatalog() *catalog { return &catalog{instance: rand.Text()} }
+
+// serve runs a session until its end.
+func (p *peer) serve(ctx context.Context, s *session) error {
+	defer p.forget(s)
+	err := s.run(ctx)
+	p.mu.Lock()
+	if p.active == s && p.fresh {
+		p.fresh, p.since = false, time.Now()
+	}
+	if p.active == s {
+		p.err = orEnded(err)
+	}
+	p.mu.Unlock()
+	return err
+}
+
+func orEnded(err error) error {
+	if err == nil {
+		return errEnded
+	}
+	return err
+}
+
+// forget takes a session out, and has another one take its place.
+func (p *peer) forget(s *session) {
+	p.mu.Lock()
+	p.sessions = slices.DeleteFunc(p.sessions, func(o *session) bool { return o == s })
+	if p.active == s {
+		p.active = nil
+	}
+	p.mu.Unlock()
+	p.activate()
+	p.note()
+}
+
+// activate has one session bring the catalog, if none does.
+func (p *peer) activate() {
+	p.mu.Lock()
+	var next *session
+	if p.active == nil {
+		for _, s := range p.sessions {
+			s.mu.Lock()
+			ready := s.ready
+			s.mu.Unlock()
+			if ready {
+				next, p.active = s, s
+				break
+			}
+		}
+	}
+	p.mu.Unlock()
+	if next != nil {
+		next.subscribe(true)
+	}
+}
+
+func (p *peer) isActive(s *session) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.active == s
+}
+
+func (p *peer) received() *received {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.got
+}
+
+func (p *peer) contacted() {
+	p.mu.Lock()
+	p.contact = time.Now()
+	p.mu.Unlock()
+}
+
+func (p *peer) sentBytes(n int) {
+	p.mu.Lock()
+	p.bytes += uint64(n)
+	p.mu.Unlock()
+}
+
+// named takes what the peer calls its gateways.
+func (p *peer) named(all []Gateway) {
+	p.mu.Lock()
+	p.names = all
+	p.mu.Unlock()
+}
+
+func (p *peer) importer() *importer {
+	im := &importer{Config: p.Config, site: p.owner.Site}
+	if p.owner.Table != nil {
+		im.mesh = p.owner.Table().Mesh()
+	}
+	return im
+}
+
+// deliver takes a catalog that is complete.
+func (p *peer) deliver(s *session, r *received) {
+	im := p.importer()
+	p.mu.Lock()
+	if p.active != s {
+		p.mu.Unlock()
+		return
+	}
+	var leftOut []string
+	r.gateways, leftOut = im.gateways(p.names)
+	for i, why := range leftOut {
+		r.leftOut[fmt.Sprintf("gateway %d", i)] = why
+	}
+	before := p.got
+	p.got, p.err = r, nil
+	if !p.fresh {
+		p.fresh, p.since = true, time.Now()
+	}
+	p.mu.Unlock()
+	if n := len(r.leftOut); n > 0 && (before == nil || len(before.leftOut) != n) {
+		p.owner.log().Warn("part of what a peer offers is left out", "peer", p.Name, "left_out", n, "first", firstOf(r.leftOut))
+	}
+	p.note()
+}
+
+func firstOf(m map[string]string) string {
+	first, key := "", ""
+	for k, v := range m {
+		if first == "" || k < key {
+			first, key = v, k
+		}
+	}
+	return first
+}
+
+// confirmed notes that the catalog has a generation, of which nothing may be missing.
+func (p *peer) confirmed(s *session, generation uint64) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.active != s {
+		return nil
+	}
+	if p.got == nil || p.got.instance != s.instance || p.got.generation < generation {
+		s.mu.Lock()
+		asked := s.asked
+		s.mu.Unlock()
+		if asked && p.fresh {
+			return fmt.Errorf("a heartbeat of generation %d has come, and no change to that", generation)
+		}
+		return nil
+	}
+	if !p.fresh {
+		p.fresh, p.since, p.err = true, time.Now(), nil
+		p.note()
+	}
+	return nil
+}
+
+// bundle takes the bundle of the peer's trust domain.
+func (p *peer) bundle(s *session, doc json.RawMessage) {
+	take := p.owner.TakeBundle
+	if take == nil {
+		return
+	}
+	problem := ""
+	if err := take(p.Config, doc, s.trusted); err != nil {
+		problem = "its trust bundle is refused: " + err.Error()
+		p.owner.log().Warn("trust bundle of a peer is refused; keeping the last one", "peer", p.Name, "error", err.Error())
+	} else if p.owner.TrustGeneration != nil {
+		s.trusted = p.owner.TrustGeneration(p.Config) // it has come on a stream that the one before has verified
+	}
+	p.mu.Lock()
+	p.problem = problem
+	p.mu.Unlock()
+}
+
+// note has Run look again.
+func (p *peer) note() {
+	select {
+	case p.changed <- struct{}{}:
+	default:
+	}
+}
