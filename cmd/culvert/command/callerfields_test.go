@@ -26,7 +26,6 @@ import (
 // listener: nobody believes it, and no next hop hears of it. It hears of the certificate that the
 // gateway has verified.
 func TestClientsDoNotSayWhoTheyAre(t *testing.T) {
-	const adminID = "spiffe://corp.example/ns/admin/sa/admin"
 	ca := newTestCA(t, "corp.example")
 	issue := func(id string) *testca.Pair {
 		t.Helper()

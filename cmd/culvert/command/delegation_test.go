@@ -22,6 +22,7 @@ const (
 	innerID = "spiffe://corp.example/ns/inner/sa/gw"
 	frontID = "spiffe://corp.example/ns/web/sa/front"
 	shopID  = "spiffe://corp.example/ns/shop/sa/api"
+	adminID = "spiffe://corp.example/ns/admin/sa/admin"
 )
 
 // A service behind two gateways, of which the first has ended the client's TLS, proves who
