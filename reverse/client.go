@@ -163,9 +163,14 @@ func (c *Client) start(f func()) {
 
 func (c *Client) recovered() {
 	if v := recover(); v != nil {
-		p := tunnel.Caught(v)
-		c.log().Error("panic in a reverse session", "error", p.Error(), "stack", string(p.Stack))
+		c.caught(v)
 	}
+}
+
+// caught logs a panic.
+func (c *Client) caught(v any) {
+	p := tunnel.Caught(v)
+	c.log().Error("panic in a reverse session", "error", p.Error(), "stack", string(p.Stack))
 }
 
 func (c *Client) log() *slog.Logger {
@@ -179,34 +184,54 @@ func (c *Client) log() *slog.Logger {
 func (c *Client) keep(ctx context.Context, s *slot) {
 	failures := 0
 	for ctx.Err() == nil && !c.isDraining() {
-		started := time.Now()
-		x, err := c.connect(ctx, s)
-		if err == nil {
-			failures = 0
-			err = x.wait(ctx) // until it ends, or its gateway drains
-			lasted := time.Since(started)
-			if ctx.Err() != nil {
-				return
-			}
-			c.failed(s, x, err)
-			c.log().Warn("session to the gateway ended; connecting again", "gateway", s.gateway.Name, "lasted", lasted, "error", errorText(err))
-			if lasted < steadyAfter {
-				failures = 1
-			}
-		} else {
-			if ctx.Err() != nil {
-				return
-			}
-			failures++
-			c.failed(s, nil, err)
-			if !errors.Is(err, errSameReplica) {
-				c.log().Warn("no session to the gateway; trying again", "gateway", s.gateway.Name, "attempt", failures, "error", err.Error())
-			}
-		}
-		if !sleep(ctx, retryIn(failures, err)) {
+		err := c.attempt(ctx, s, &failures)
+		if ctx.Err() != nil || !sleep(ctx, retryIn(failures, err)) {
 			return
 		}
 	}
+}
+
+// errPanicked is why an attempt has failed that ended with a panic, which is logged.
+var errPanicked = errors.New("reverse: the attempt ended with a panic, see the log")
+
+// attempt has one session in slot s until it ends, and returns why it has or why there is
+// none. A panic is a failure like any other: the next attempt may have more luck.
+func (c *Client) attempt(ctx context.Context, s *slot, failures *int) (err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			c.caught(v)
+			*failures++
+			c.mu.Lock()
+			s.session, s.err, s.since = nil, errPanicked, time.Now()
+			c.mu.Unlock()
+			err = errPanicked
+		}
+	}()
+	started := time.Now()
+	x, err := c.connect(ctx, s)
+	if err == nil {
+		*failures = 0
+		err = x.wait(ctx) // until it ends, or its gateway drains
+		lasted := time.Since(started)
+		if ctx.Err() != nil {
+			return err
+		}
+		c.failed(s, x, err)
+		c.log().Warn("session to the gateway ended; connecting again", "gateway", s.gateway.Name, "lasted", lasted, "error", errorText(err))
+		if lasted < steadyAfter {
+			*failures = 1
+		}
+		return err
+	}
+	if ctx.Err() != nil {
+		return err
+	}
+	*failures++
+	c.failed(s, nil, err)
+	if !errors.Is(err, errSameReplica) {
+		c.log().Warn("no session to the gateway; trying again", "gateway", s.gateway.Name, "attempt", *failures, "error", err.Error())
+	}
+	return err
 }
 
 func errorText(err error) string {
@@ -270,6 +295,12 @@ func (c *Client) connect(ctx context.Context, s *slot) (*clientSession, error) {
 		return nil, err
 	}
 	x := &clientSession{client: c, slot: s, carrier: newCarrierConn(conn), since: time.Now(), drained: make(chan struct{}), ended: make(chan struct{})}
+	opened := false
+	defer func() {
+		if !opened { // also after a panic
+			_ = x.carrier.Close()
+		}
+	}()
 	stop := context.AfterFunc(opening, func() {
 		defer c.recovered()
 		_ = conn.SetDeadline(time.Unix(1, 0))
@@ -292,7 +323,6 @@ func (c *Client) connect(ctx context.Context, s *slot) (*clientSession, error) {
 		err = c.add(x, w)
 	}
 	if err != nil {
-		_ = x.carrier.Close()
 		return nil, err
 	}
 	_ = conn.SetDeadline(time.Time{})
@@ -302,6 +332,7 @@ func (c *Client) connect(ctx context.Context, s *slot) (*clientSession, error) {
 	c.log().Info("session to the gateway", "gateway", s.gateway.Name, "replica", w.Replica, "names", len(first.Register))
 	x.logRefused(w.Names)
 	c.changed()
+	opened = true
 	return x, nil
 }
 

@@ -511,3 +511,40 @@ func TestSessionsHaveALimit(t *testing.T) {
 		t.Errorf("a second session: got %v, want %q", err, tunnel.Overload)
 	}
 }
+
+// A panickingTransport panics at its first calls of Dial.
+type panickingTransport struct {
+	*testGateway
+	left atomic.Int32
+}
+
+// Dial implements tunnel.Transport.
+func (p *panickingTransport) Dial(ctx context.Context, ep *tunnel.Endpoint, req *tunnel.Request) (net.Conn, error) {
+	if p.left.Add(-1) >= 0 {
+		panic("out of order")
+	}
+	return p.testGateway.Dial(ctx, ep, req)
+}
+
+// A panic while a session is opened costs that attempt: others follow.
+func TestAPanicEndsOneAttempt(t *testing.T) {
+	g := newTestGateway(t)
+	c := client([]Registration{named("cam.edge.example")}, g)
+	transport := &panickingTransport{testGateway: g}
+	transport.left.Store(2)
+	c.Gateways[0].Transport = transport
+	var told atomic.Int32
+	c.Changed = func() {
+		if told.Add(1) == 1 { // the session is open by then
+			panic("out of order")
+		}
+	}
+	run(t, c)
+	eventually(t, "a session is open in spite of three panics", func() bool {
+		s := c.State()
+		return told.Load() > 1 && len(s) == 1 && s[0].Connected && g.members("cam.edge.example") == 1
+	})
+	if n := transport.left.Load(); n > -2 {
+		t.Errorf("%d attempts were made, want at least 4", 2-n)
+	}
+}
