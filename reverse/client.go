@@ -85,6 +85,8 @@ type SessionState struct {
 	Error     string    `json:"error,omitempty"` // why there is no session
 	Names     []Result  `json:"names,omitempty"`
 	Draining  bool      `json:"draining,omitempty"`
+
+	Err error `json:"-"` // Error, for errors.Is and errors.As; nil where there is a session
 }
 
 // A slot is one session to one gateway, or the attempts to have it.
@@ -217,6 +219,9 @@ func (c *Client) attempt(ctx context.Context, s *slot, failures *int) (err error
 			return err
 		}
 		c.failed(s, x, err)
+		if c.isDraining() {
+			return err
+		}
 		c.log().Warn("session to the gateway ended; connecting again", "gateway", s.gateway.Name, "lasted", lasted, "error", errorText(err))
 		if lasted < steadyAfter {
 			*failures = 1
@@ -228,7 +233,7 @@ func (c *Client) attempt(ctx context.Context, s *slot, failures *int) (err error
 	}
 	*failures++
 	c.failed(s, nil, err)
-	if !errors.Is(err, errSameReplica) {
+	if !errors.Is(err, ErrSameReplica) {
 		c.log().Warn("no session to the gateway; trying again", "gateway", s.gateway.Name, "attempt", *failures, "error", err.Error())
 	}
 	return err
@@ -245,7 +250,7 @@ func errorText(err error) string {
 // that doubles, so that the connectors of a gateway that restarts do not come all at once.
 func retryIn(failures int, err error) time.Duration {
 	most := firstRetry << min(failures, 7)
-	if errors.Is(err, errSameReplica) {
+	if errors.Is(err, ErrSameReplica) {
 		most = sameReplica
 	}
 	most = min(most, lastRetry)
@@ -263,15 +268,15 @@ func sleep(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// errSameReplica is the error for a session to a replica that another session leads to.
-var errSameReplica = errors.New("reverse: it led to a replica that has a session")
+// ErrSameReplica is the error for a session to a replica that another session leads to.
+var ErrSameReplica = errors.New("reverse: it led to a replica that has a session")
 
 // failed notes that s has no session because of err; x is the one it had, nil for none.
 func (c *Client) failed(s *slot, x *clientSession, err error) {
 	c.mu.Lock()
 	if s.session == x || x == nil {
 		s.session, s.since = nil, time.Now()
-		if !errors.Is(err, errSameReplica) || s.err == nil {
+		if !errors.Is(err, ErrSameReplica) || s.err == nil {
 			s.err = err
 		}
 	}
@@ -342,7 +347,7 @@ func (c *Client) add(x *clientSession, w *welcome) error {
 	defer c.mu.Unlock()
 	x.replica, x.names = w.Replica, w.Names
 	if other := c.replicas[w.Replica]; other != nil && !other.isDraining() && w.Replica != "" {
-		return errSameReplica
+		return ErrSameReplica
 	}
 	c.replicas[w.Replica] = x
 	c.open[x] = struct{}{}
@@ -391,7 +396,7 @@ func (c *Client) State() []SessionState {
 		if x := s.session; x != nil {
 			one.Connected, one.Replica, one.Streams, one.Names, one.Draining = true, x.replica, int(x.streams.Load()), x.names, x.isDraining()
 		} else if s.err != nil {
-			one.Error = s.err.Error()
+			one.Error, one.Err = s.err.Error(), s.err
 		}
 		list[i] = one
 	}
@@ -431,7 +436,7 @@ func (x *clientSession) begin(first *hello) (*welcome, error) {
 	}
 	switch {
 	case w.Same:
-		return nil, errSameReplica
+		return nil, ErrSameReplica
 	case w.Error != "":
 		return nil, fmt.Errorf("reverse: gateway %q refused the session: %q", x.slot.gateway.Name, tunnel.Clip(w.Error))
 	case w.Version != version:

@@ -250,7 +250,7 @@ func (g *Groups) add(m *Membership, listed bool) error {
 	defer g.mu.Unlock()
 	g.sweep(now)
 	if other := g.conflicting(m, now); other != nil {
-		return tunnel.Refusef(tunnel.Denied, "reverse: %q: %q belongs to another owner, and is kept for it for %v after its last session", m.Name, other.name, g.holdFor())
+		return tunnel.Refusef(tunnel.Denied, "reverse: %q: %q %w, and is kept for it for %v after its last session", m.Name, other.name, errTaken, g.holdFor())
 	}
 	h := g.names[m.Name]
 	if h != nil && h.owner != m.Owner { // its time is over
@@ -280,6 +280,9 @@ func (g *Groups) add(m *Membership, listed bool) error {
 	g.setLive(h, m, listed)
 	return nil
 }
+
+// errTaken is part of the error for a name that another owner has.
+var errTaken = errors.New("belongs to another owner")
 
 // setLive sets the service of h to what its sessions serve once m has joined. The caller
 // holds mu.

@@ -423,7 +423,7 @@ func (x *serverSession) registerLocked(list []Registration, log bool) []Result {
 		delete(x.members, k)
 		m, err := x.server.Groups.Join(x.req, x, reg)
 		if err != nil {
-			results[i].Reason, results[i].Error = tunnel.ReasonOf(err), publicError(err)
+			results[i].Reason, results[i].Error, results[i].Taken = tunnel.ReasonOf(err), publicError(err), errors.Is(err, errTaken)
 			if refused++; log && refused <= maxRefusalsLogged {
 				x.server.log().Warn("name refused to a connector", "name", reg.Name.String(), "port", reg.Port, "owner", x.req.Peer.ID, "source", x.req.Source.String(), "error", err.Error())
 			}
@@ -617,9 +617,12 @@ func (o *oneConn) DialContext(context.Context, string, string) (net.Conn, error)
 // publicError is what the other side is told of err: it knows its own names, and nothing
 // else of this gateway's.
 func publicError(err error) string {
+	if errors.Is(err, errTaken) { // and policies would let the caller have it
+		return "it belongs to another owner, and stays so for a while after the owner's last session"
+	}
 	switch tunnel.ReasonOf(err) {
 	case tunnel.Denied:
-		return "no policy of the gateway lets you register it, or it belongs to another owner"
+		return "no policy of the gateway lets you register it"
 	case tunnel.BadRequest, tunnel.TooLarge, tunnel.Unsupported, tunnel.Overload:
 		return clip(err.Error())
 	}

@@ -59,6 +59,7 @@ type Result struct {
 	Port   uint16         `json:"port,omitzero"`
 	Reason tunnel.Reason  `json:"reason,omitempty"` // why the gateway has refused it; "" if it has not
 	Error  string         `json:"error,omitempty"`
+	Taken  bool           `json:"taken,omitempty"` // it belongs to another owner, which those alone are told that may register it
 }
 
 // A control is a line on the control stream.

@@ -134,6 +134,10 @@ type Config struct {
 	// Metrics adds gauges to those of the gateway, by GaugeSet of package metrics. May be nil.
 	Metrics func(add func(name, help string, labels []string, read func(yield func(labels []string, v float64))))
 
+	// Observe is told how each request ended, beside log and metrics. It must not block. May
+	// be nil.
+	Observe func(*tunnel.Outcome)
+
 	DrainDelay   time.Duration // still accepting, no longer ready; 0 means DefaultDrainDelay, negative none
 	DrainTimeout time.Duration // from the order to stop to the last tunnel's end; 0 means DefaultDrainTimeout, negative none
 

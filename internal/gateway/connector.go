@@ -6,6 +6,7 @@ import (
 	"errors"
 	"net/netip"
 	"reflect"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -143,6 +144,14 @@ func (c *connector) drain() {
 	}
 }
 
+// wait returns when the sessions that drain has told have ended, or ctx is done.
+func (c *connector) wait(ctx context.Context) {
+	open := func(s reverse.SessionState) bool { return s.Connected }
+	for slices.ContainsFunc(c.state(), open) && ctx.Err() == nil {
+		sleep(ctx, 10*time.Millisecond)
+	}
+}
+
 // state returns what there is to say about each session.
 func (c *connector) state() []reverse.SessionState {
 	c.mu.Lock()
@@ -242,6 +251,20 @@ type ReverseStatus struct {
 	Sessions int                    `json:"sessions"`     // of connectors, to this gateway
 	Names    int                    `json:"names"`        // that connectors have registered, or that are kept for them
 	To       []reverse.SessionState `json:"to,omitempty"` // that this gateway keeps as a connector
+}
+
+// ReverseSessions returns what there is to say about each session that Config.Reverse asks
+// for.
+func (g *Gateway) ReverseSessions() []reverse.SessionState { return g.connector.state() }
+
+// Carried returns how many bytes the open tunnels have carried so far: from clients, and to
+// them. Those of a tunnel that has ended are in its Outcome.
+func (g *Gateway) Carried() (in, out int64) {
+	for _, b := range g.relay.BytesByService() {
+		in += b.In
+		out += b.Out
+	}
+	return in, out
 }
 
 // reverseStatus returns nil where there is nothing to say.

@@ -139,6 +139,9 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 		g.metrics.Observe(o)
 		g.access.Observe(o)
 		g.refusals.Observe(o)
+		if cfg.Observe != nil {
+			cfg.Observe(o)
+		}
 	}
 	g.tokens = &jwt.Tokens{Log: g.log, ReadFile: cfg.ReadFile}
 	g.tokens.Trust = cfg.Identity.Trust
@@ -460,6 +463,7 @@ func (g *Gateway) drain(ctx context.Context, now <-chan struct{}, interrupted bo
 	case <-orderly.Done():
 	}
 	if g.relay.Wait(orderly) == nil {
+		g.connector.wait(orderly)
 		g.log.Info("drained")
 		return
 	}

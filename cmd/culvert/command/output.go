@@ -18,9 +18,10 @@ const (
 	markYellow
 	markEnd
 	markClear // the screen, before it is drawn anew
+	markLine  // the line, likewise
 )
 
-var markCodes = [...]string{"\x1b[31m", "\x1b[32m", "\x1b[33m", "\x1b[m", "\x1b[H\x1b[2J\x1b[3J"}
+var markCodes = [...]string{"\x1b[31m", "\x1b[32m", "\x1b[33m", "\x1b[m", "\x1b[H\x1b[2J\x1b[3J", "\r\x1b[K"}
 
 // painted is s in a color.
 func painted(mark rune, s string) string { return string(mark) + s + string(markEnd) }
@@ -34,7 +35,7 @@ func doubtful(s string) string { return painted(markYellow, s) }
 func width(s string) int {
 	n := 0
 	for _, r := range s {
-		if r < markRed || r > markClear {
+		if r < markRed || r > markLine {
 			n++
 		}
 	}
@@ -89,7 +90,7 @@ func (c *cleanWriter) Write(p []byte) (int, error) {
 		}
 		r, size := utf8.DecodeRune(in)
 		switch {
-		case r >= markRed && r <= markClear:
+		case r >= markRed && r <= markLine:
 			if c.color {
 				out = append(out, markCodes[r-markRed]...)
 			}

@@ -41,6 +41,8 @@ type reverseWorld struct {
 	gateway *running
 	service net.Listener
 	recipe  string // of the connector
+
+	gatewayRecipe string
 }
 
 func newReverseWorld(t *testing.T) *reverseWorld {
@@ -73,15 +75,22 @@ func newReverseWorld(t *testing.T) *reverseWorld {
 		_ = w.service.Close()
 		<-done
 	})
-	gw := w.issue(t, "spiffe://corp.example/ns/gw/sa/gw1", "gw1.example")
-	w.gateway = startFile(t, map[string]string{
-		"gw.crt": string(gw.CertPEM), "gw.key": string(gw.KeyPEM), "ca.pem": string(w.ca.CertPEM),
-		"culvert.yaml": strings.Replace(blocks[0], `":443"`, `"127.0.0.1:1"`, 1),
-	})
+	w.gatewayRecipe = blocks[0]
+	w.gateway = w.startGateway(t)
 	w.recipe = strings.Replace(blocks[1], "gw1.example:443", fmt.Sprintf("%q", w.gateway.addrs[0]), 1)
 	w.recipe = strings.Replace(w.recipe, "  key: edge\n", "  key: edge\n  serverName: gw1.example\n", 1)
 	w.recipe = strings.Replace(w.recipe, "127.0.0.1:8443", w.service.Addr().String(), 1)
 	return w
+}
+
+// startGateway starts a gateway of the guide.
+func (w *reverseWorld) startGateway(t *testing.T) *running {
+	t.Helper()
+	gw := w.issue(t, "spiffe://corp.example/ns/gw/sa/gw1", "gw1.example")
+	return startFile(t, map[string]string{
+		"gw.crt": string(gw.CertPEM), "gw.key": string(gw.KeyPEM), "ca.pem": string(w.ca.CertPEM),
+		"culvert.yaml": "cluster: gw\n" + strings.Replace(w.gatewayRecipe, `":443"`, `"127.0.0.1:1"`, 1),
+	})
 }
 
 func (w *reverseWorld) issue(t *testing.T, id string, names ...string) *testca.Pair {
@@ -104,10 +113,15 @@ func (w *reverseWorld) connector(t *testing.T, id, config string) *running {
 // ask returns what the service says to a client that asks the gateway for its name, with a
 // certificate that the service alone verifies.
 func (w *reverseWorld) ask(t *testing.T, name string) (string, error) {
+	return w.askAt(t, w.gateway.addrs[0], name)
+}
+
+// askAt is ask of the gateway at an address.
+func (w *reverseWorld) askAt(t *testing.T, address, name string) (string, error) {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	d := tls.Dialer{Config: &tls.Config{ServerName: name, RootCAs: w.ca.Pool(), Certificates: []tls.Certificate{w.client.TLS}}}
-	c, err := d.DialContext(ctx, "tcp", w.gateway.addrs[0])
+	c, err := d.DialContext(ctx, "tcp", address)
 	if err != nil {
 		return "", err
 	}

@@ -1,0 +1,253 @@
+package command
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"log/slog"
+	"net"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"culvert.dev/internal/admin"
+	"culvert.dev/internal/gateway"
+	"culvert.dev/registry"
+	"culvert.dev/registry/file"
+	"culvert.dev/tunnel"
+)
+
+// exposeProtocols are those that a session is opened by.
+var exposeProtocols = []string{"connect", "connect-h2", "connect-h3", "websocket", "hbone"}
+
+type exposeOptions struct {
+	name       string // NAME[:PORT]
+	to         string
+	via        []string
+	allow      []string
+	cert       string
+	key        string
+	ca         string
+	token      string
+	serverName string
+	protocol   string
+	logLevel   string
+	output     string
+}
+
+func newExpose() *cobra.Command {
+	var o exposeOptions
+	cmd := &cobra.Command{
+		Use:   "expose NAME[:PORT]",
+		Short: "Give a service on this machine a name on gateways",
+		Long: `Expose gives a service that nobody can dial, on this machine or near it, a name
+on one or more gateways. It opens a reverse session to each, registers the name,
+and passes what clients ask the gateways for on to the service, without decrypting
+it. It prints how to reach the service, and then what is going on, until it is
+interrupted. Nothing has to be open on this machine.
+
+A gateway lets nobody register a name without a policy with the verb "register".
+It knows who registers by the certificate or the token. The exit code is 1 if no
+gateway takes the name. A gateway that is only away is tried again.
+
+It is "reverse" of the configuration file in one command. For a server that
+exposes names all the time, use "culvert gateway" with a file.`,
+		Example: `  culvert expose cam.edge.example --to 127.0.0.1:8443 --via gw1.example --cert me.pem --key me.key --ca ca.pem
+  culvert expose cam.edge.example --to 127.0.0.1:8443 --via gw1.example --via gw2.example --cert me.pem
+  culvert expose cam.edge.example --to 127.0.0.1:8443 --via gw1.example --cert me.pem --allow spiffe://corp.example/ns/web/sa/client
+  culvert expose db.edge.example:5432 --to db.lan:5432 --via gw1.example:8443 --token-file token -o json`,
+		Args:              args(1, "one NAME[:PORT]"),
+		ValidArgsFunction: cobra.NoFileCompletions,
+		RunE: func(cmd *cobra.Command, a []string) error {
+			o.name = a[0]
+			ctx, stop, now := signals(cmd.Context())
+			defer stop()
+			return runExpose(ctx, now, cmd.OutOrStdout(), cmd.ErrOrStderr(), &o)
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&o.to, "to", "", "`HOST:PORT` of the service")
+	f.StringArrayVar(&o.via, "via", nil, "`HOST[:PORT]` of a gateway (default port: 443); repeatable")
+	f.StringArrayVar(&o.allow, "allow", nil, "`ID` of a caller that may connect, a SPIFFE ID or a user; repeatable (default: the gateway's policies decide)")
+	f.StringVar(&o.cert, "cert", "", "file with the certificate chain to show to the gateways, PEM")
+	f.StringVar(&o.key, "key", "", "file with its private key, PEM (default: that of --cert)")
+	f.StringVar(&o.ca, "ca", "", "file with CA certificates for the gateways, PEM (default: the system's)")
+	f.StringVar(&o.token, "token-file", "", "file with a bearer token for the gateways")
+	f.StringVar(&o.serverName, "server-name", "", "name in the gateways' certificates (default: the host of --via)")
+	f.StringVar(&o.protocol, "protocol", "connect", "how to ask the gateways: "+oneOf(exposeProtocols))
+	f.StringVar(&o.logLevel, "log-level", "", "also log to standard error: debug, info, warn or error (default: no log)")
+	for _, name := range []string{"cert", "key", "ca"} {
+		_ = cmd.MarkFlagFilename(name, "pem", "crt", "key")
+	}
+	_ = cmd.MarkFlagFilename("token-file")
+	for _, name := range []string{"to", "via", "allow", "server-name"} {
+		_ = cmd.RegisterFlagCompletionFunc(name, cobra.NoFileCompletions)
+	}
+	_ = cmd.RegisterFlagCompletionFunc("protocol", cobra.FixedCompletions(exposeProtocols, cobra.ShellCompDirectiveNoFileComp))
+	_ = cmd.RegisterFlagCompletionFunc("log-level", cobra.FixedCompletions([]string{"debug", "info", "warn", "error"}, cobra.ShellCompDirectiveNoFileComp))
+	addOutput(cmd, &o.output)
+	return cmd
+}
+
+// check finds mistakes in the flags, and puts the defaults in.
+func (o *exposeOptions) check() error {
+	switch {
+	case o.to == "":
+		return usageError("add --to HOST:PORT, the address of the service", "what is exposed?")
+	case len(o.via) == 0:
+		return usageError("add --via HOST[:PORT], the address of a gateway", "by which gateway?")
+	case o.cert == "" && o.key != "":
+		return usageError("give --cert, too", "--key needs --cert")
+	case o.cert == "" && o.token == "":
+		return usageError("give --cert and --key, or --token-file", "a name has an owner, whom the gateway has to know")
+	}
+	if name, _ := o.split(); name != "" {
+		if _, err := tunnel.ParsePattern(name); err != nil {
+			return usageError("", "%q is not a name to expose: %w", name, err)
+		}
+	}
+	if _, _, err := net.SplitHostPort(o.to); err != nil {
+		return usageError("write HOST:PORT", "--to %q: %w", o.to, err)
+	}
+	for i, via := range o.via {
+		if _, _, err := net.SplitHostPort(via); err != nil {
+			o.via[i] = net.JoinHostPort(strings.Trim(via, "[]"), "443")
+		}
+	}
+	if o.cert != "" && o.key == "" {
+		o.key = o.cert
+	}
+	return nil
+}
+
+// split returns the name and the port of o.name, 0 for none.
+func (o *exposeOptions) split() (string, int) {
+	if host, port, err := net.SplitHostPort(o.name); err == nil {
+		if n, err := strconv.ParseUint(port, 10, 16); err == nil && n > 0 {
+			return host, int(n)
+		}
+	}
+	return o.name, 0
+}
+
+// load returns what a file with "reverse" for these flags would be. Its parser checks the rest.
+func (o *exposeOptions) load() (*file.Config, error) {
+	if err := o.check(); err != nil {
+		return nil, err
+	}
+	name, port := o.split()
+	exposed := map[string]any{"name": name, "to": o.to}
+	if port > 0 {
+		exposed["port"] = port
+	}
+	if len(o.allow) > 0 {
+		exposed["allow"] = o.allow
+	}
+	reverse := map[string]any{"to": o.via, "protocol": o.protocol, "expose": []any{exposed}}
+	for key, path := range map[string]string{"certificateFile": o.cert, "keyFile": o.key, "caFile": o.ca, "tokenFile": o.token} {
+		if path == "" {
+			continue
+		}
+		full, err := filepath.Abs(path)
+		if err != nil {
+			return nil, err
+		}
+		reverse[key] = full
+	}
+	if o.serverName != "" {
+		reverse["serverName"] = o.serverName
+	}
+	text, err := json.Marshal(map[string]any{"reverse": reverse}) // which is YAML, too
+	if err != nil {
+		return nil, err
+	}
+	c, err := file.LoadFrom("flags", bytes.NewReader(text))
+	var mistakes file.Errors
+	if errors.As(err, &mistakes) && len(mistakes) > 0 { // where they stand in that text helps nobody
+		return nil, usageError(mistakes[0].Hint, "%s", mistakes[0].Msg)
+	}
+	return c, usageOrNil(err)
+}
+
+// usageOrNil is usage for an error that may be nil.
+func usageOrNil(err error) error {
+	if err == nil {
+		return nil
+	}
+	return usage(err)
+}
+
+// runExpose serves until ctx is done, then drains; a close of now ends the drain at once. It
+// returns an error as soon as no gateway will ever take the name.
+func runExpose(ctx context.Context, now <-chan struct{}, stdout, stderr io.Writer, o *exposeOptions) error {
+	c, err := o.load()
+	if err != nil {
+		return err
+	}
+	log := slog.New(slog.DiscardHandler)
+	if o.logLevel != "" {
+		var level slog.Level
+		if err := level.UnmarshalText([]byte(o.logLevel)); err != nil {
+			return usageError("use debug, info, warn or error", "--log-level %q", o.logLevel)
+		}
+		log = slog.New(admin.NewHandler(stderr, false, level))
+	}
+	cfg, err := gatewayConfig(c)
+	if err != nil {
+		return err
+	}
+	ids, err := newIdentities(ctx, c.Identity, log)
+	if err != nil {
+		return err
+	}
+	defer ids.close()
+	(&credentials{store: ids.store, log: log}).use(c.Credentials)
+	x := newExposing(stdout, o)
+	cfg.Log, cfg.Identity, cfg.JWTSVID, cfg.Observe = log, ids.store, ids.jwtSVID, x.observe
+	cfg.DrainDelay = -1 // there is no listener that anybody would have to stop using first
+	cfg.Sources = []registry.Source{registry.Static{Name: "flags", Snapshot: c.Snapshot()}}
+	g, err := gateway.New(ctx, cfg)
+	if err != nil {
+		return err
+	}
+	running, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	ran := make(chan error, 1)
+	go func() { ran <- g.Run(running, now) }()
+	x.begin()
+	refused := x.follow(ctx, g, ran, func() { stop(gateway.ErrInterrupted) })
+	x.end()
+	return refused
+}
+
+// follow says what is going on until g has stopped. It calls stop where no gateway will ever
+// take the name, and returns that.
+func (x *exposing) follow(ctx context.Context, g *gateway.Gateway, ran <-chan error, stop func()) (refused error) {
+	tick := newExposeTick()
+	defer tick.Stop()
+	interrupted := ctx.Done()
+	for {
+		select {
+		case err := <-ran:
+			return errors.Join(refused, err)
+		case <-interrupted:
+			interrupted = nil
+			x.event(exposeEvent{Event: "draining"}, "stopping: open streams may end; interrupt again to abort them")
+		case <-tick.C:
+			in, out := g.Carried()
+			sessions := g.ReverseSessions()
+			if interrupted == nil || refused != nil {
+				continue
+			}
+			if refused = x.look(sessions); refused != nil {
+				stop()
+				continue
+			}
+			x.progress(sessions, in, out)
+		}
+	}
+}

@@ -1,0 +1,286 @@
+package command
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"culvert.dev/reverse"
+	"culvert.dev/tunnel"
+)
+
+// How often what is going on is looked at, and said.
+const (
+	exposeEvery   = 200 * time.Millisecond
+	progressEvery = 30 * time.Second // where there is no terminal, and something has moved
+	refusalEvery  = 5 * time.Second  // between two lines about requests that failed
+)
+
+func newExposeTick() *time.Ticker { return time.NewTicker(exposeEvery) }
+
+// An exposeEvent is one line of -o json. Fields may be added; those that are here keep their
+// names and meanings.
+type exposeEvent struct {
+	Time     time.Time `json:"time"`
+	Event    string    `json:"event"` // starting, session, waiting, refused, lost, draining, progress, failed-request, stopped
+	Name     string    `json:"name"`
+	To       string    `json:"to,omitempty"`
+	Via      []string  `json:"via,omitempty"`
+	Command  string    `json:"command,omitempty"` // that reaches the service
+	Gateway  string    `json:"gateway,omitempty"`
+	Reason   string    `json:"reason,omitempty"`
+	Error    string    `json:"error,omitempty"`
+	Hint     string    `json:"hint,omitempty"`
+	Count    int64     `json:"count,omitempty"` // of failed requests like this
+	Sessions *int      `json:"sessions,omitempty"`
+	Streams  *int      `json:"streams,omitempty"`
+	In       *int64    `json:"in,omitempty"`  // bytes to the service
+	Out      *int64    `json:"out,omitempty"` // bytes from it
+}
+
+// An exposing says what becomes of an exposed name.
+type exposing struct {
+	o        *exposeOptions
+	w        io.Writer
+	json     bool
+	terminal bool // one line is written again and again
+
+	said      map[int]string // what was said last about each session
+	connected bool           // there was a session, ever
+	line      string         // the progress that was shown last
+	shown     time.Time      // when
+	failed    time.Time      // when a failed request was told of
+
+	mu       sync.Mutex // guards what follows
+	in, out  int64      // bytes of streams that have ended
+	failures int64      // requests that failed, not told of
+	last     exposeEvent
+}
+
+func newExposing(w io.Writer, o *exposeOptions) *exposing {
+	x := &exposing{o: o, w: w, json: o.output == "json", said: map[int]string{}}
+	if c, ok := w.(*cleanWriter); ok {
+		x.terminal = c.color && !x.json
+	}
+	return x
+}
+
+// event writes e, or the line that says the same to people.
+func (x *exposing) event(e exposeEvent, format string, args ...any) {
+	if x.json {
+		e.Time, e.Name = time.Now().UTC(), x.o.name
+		if b, err := json.Marshal(&e); err == nil {
+			_, _ = x.w.Write(append(escapeJSON(b), '\n'))
+		}
+		return
+	}
+	text := printable(fmt.Sprintf(format, args...)) + "\n"
+	if e.Hint != "" {
+		text += "  " + printable(e.Hint) + "\n"
+	}
+	if x.terminal {
+		text = string(markLine) + text
+		x.line = "" // it is to be drawn anew
+	}
+	_, _ = io.WriteString(x.w, text)
+}
+
+// begin says what is exposed, and how to reach it.
+func (x *exposing) begin() {
+	name, port := x.o.split()
+	host := strings.Replace(name, "*.", "www.", 1)
+	target := "https://" + host + "/"
+	if port == 0 {
+		port = 443
+	} else if port != 443 {
+		target = "https://" + net.JoinHostPort(host, strconv.Itoa(port)) + "/"
+	}
+	command := fmt.Sprintf("curl --connect-to %s:%d:%s %s", host, port, x.o.via[0], target)
+	x.event(exposeEvent{Event: "starting", To: x.o.to, Via: x.o.via, Command: command}, "%s leads to %s by %s", x.o.name, x.o.to, strings.Join(x.o.via, " and "))
+	if x.json {
+		return
+	}
+	callers := "those that the gateway's policies allow"
+	if len(x.o.allow) > 0 {
+		callers = strings.Join(x.o.allow, ", ")
+	}
+	_, _ = fmt.Fprintf(x.w, "callers: %s\nto reach it, where it speaks HTTPS: %s\ninterrupt to stop\n", printable(callers), printable(command))
+}
+
+// end says that all is over.
+func (x *exposing) end() {
+	x.event(exposeEvent{Event: "stopped"}, "stopped")
+}
+
+// A sessionNews is what there is to say about one session.
+type sessionNews struct {
+	event  string
+	text   string
+	reason string
+	err    string
+	hint   string
+	never  bool // nothing but a change by somebody makes it better
+}
+
+// look says what is new about the sessions, and returns an error if no gateway will ever
+// take the name.
+func (x *exposing) look(sessions []reverse.SessionState) error {
+	var hopeless *sessionNews
+	var of string
+	hope := len(sessions) == 0
+	for i := range sessions {
+		s := &sessions[i]
+		n := x.news(s)
+		x.connected = x.connected || s.Connected && n.event != "refused"
+		switch {
+		case n.never && (n.event == "refused" || !x.connected):
+			if hopeless == nil {
+				hopeless, of = &n, s.Gateway
+			}
+		case !errors.Is(s.Err, reverse.ErrSameReplica):
+			hope = true
+		}
+		if key := n.event + n.hint; n.event != "" && x.said[i] != key {
+			x.said[i] = key
+			x.event(exposeEvent{Event: n.event, Gateway: s.Gateway, Reason: n.reason, Error: n.err, Hint: n.hint}, "%s: %s", s.Gateway, n.text)
+		}
+	}
+	if hope || hopeless == nil {
+		return nil
+	}
+	return &cliError{err: fmt.Errorf("no gateway takes %q: %s: %s", x.o.name, of, hopeless.text), hint: hopeless.hint, code: exitFailed}
+}
+
+// news returns what there is to say about s. No event means that there is nothing.
+func (x *exposing) news(s *reverse.SessionState) sessionNews {
+	if s.Connected {
+		for i := range s.Names {
+			r := &s.Names[i]
+			if r.Reason == "" {
+				continue
+			}
+			n := sessionNews{event: "refused", reason: string(r.Reason), err: r.Error, never: true, text: fmt.Sprintf("the gateway refuses %s: %s", r.Name, r.Error)}
+			switch {
+			case r.Taken:
+				n.hint = "take another name, or the credentials of its owner; \"culvert connectors\" at the gateway says whose it is"
+			case r.Reason == tunnel.Denied:
+				n.hint = fmt.Sprintf("the gateway needs a policy with verb: register for %s and your id", r.Name)
+			}
+			return n
+		}
+		if s.Draining {
+			return sessionNews{event: "lost", text: "the gateway is about to stop"}
+		}
+		return sessionNews{event: "session", text: x.o.name + " is registered"}
+	}
+	if s.Err == nil || errors.Is(s.Err, reverse.ErrSameReplica) {
+		return sessionNews{}
+	}
+	n := sessionNews{event: "waiting", err: s.Error, reason: string(tunnel.ReasonOf(s.Err))}
+	n.hint, n.never = sessionHint(s.Err)
+	n.text = "no session: " + s.Error
+	if !n.never {
+		n.text += "; trying again"
+	}
+	return n
+}
+
+// sessionHint says what to do about a session that can't be opened, and whether it never can
+// unless somebody does so.
+func sessionHint(err error) (hint string, never bool) {
+	var (
+		unknown x509.UnknownAuthorityError
+		host    x509.HostnameError
+		plain   tls.RecordHeaderError
+		op      *net.OpError
+		refused *tunnel.Error
+	)
+	switch {
+	case errors.As(err, &unknown):
+		return "name the CA of the gateway's certificate with --ca FILE", true
+	case errors.As(err, &host):
+		return "name what the gateway's certificate has with --server-name NAME", true
+	case errors.As(err, &plain):
+		return "the gateway does not speak TLS there: is --via a listener with tls?", true
+	case errors.As(err, &op) && op.Op == "remote error" && strings.Contains(op.Err.Error(), "unrecognized name"):
+		return "the gateway has no listener that ends TLS for this name: give one that it has with --server-name NAME", true
+	case errors.As(err, &op) && op.Op == "remote error":
+		return "the gateway does not accept the certificate: its listener has to trust the CA that signed --cert", true
+	case !errors.As(err, &refused):
+		return "", false
+	}
+	switch refused.Reason {
+	case tunnel.NoAuth:
+		return "give --cert and --key, or --token-file, as the gateway's listener asks for", true
+	case tunnel.Denied, tunnel.NotExposed:
+		return "the gateway does not know you: give --cert and --key, or --token-file, as its listener asks for", true
+	case tunnel.NoRoute, tunnel.Unsupported, tunnel.BadRequest:
+		return "is --via a listener of a culvert gateway that ends TLS and takes " + oneOf(exposeProtocols) + "?", true
+	}
+	return "", false
+}
+
+// observe notes how a request has ended. It is called by the gateway.
+func (x *exposing) observe(o *tunnel.Outcome) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if o.Carried() {
+		x.in += o.BytesIn
+		x.out += o.BytesOut
+		return
+	}
+	x.failures++
+	x.last = exposeEvent{Reason: string(o.Reason)}
+	if o.Err != nil {
+		x.last.Error = tunnel.Clip(o.Err.Error())
+	}
+	if o.Reason == tunnel.DialFailed || o.Reason == tunnel.DialTimeout {
+		x.last.Hint = "does the service listen at " + x.o.to + "?"
+	}
+}
+
+// progress says how many sessions and streams there are, and what they have carried. in and
+// out are of those that are open.
+func (x *exposing) progress(sessions []reverse.SessionState, in, out int64) {
+	open, streams := 0, 0
+	for i := range sessions {
+		s := &sessions[i]
+		if s.Connected && !slices.ContainsFunc(s.Names, func(r reverse.Result) bool { return r.Reason != "" }) {
+			open++
+		}
+		streams += s.Streams
+	}
+	now := time.Now()
+	x.mu.Lock()
+	in, out = in+x.in, out+x.out
+	failures, last := x.failures, x.last
+	if failures > 0 && now.Sub(x.failed) >= refusalEvery {
+		x.failures, x.failed = 0, now
+	} else {
+		failures = 0
+	}
+	x.mu.Unlock()
+	if failures > 0 {
+		last.Event, last.Count = "failed-request", failures
+		x.event(last, "%s, the last one: %s", plural(int(failures), "failed request"), last.Error)
+	}
+	line := fmt.Sprintf("%d of %s, %s, %s to the service, %s from it", open, plural(len(sessions), "session"), plural(streams, "stream"), humanBytes(in), humanBytes(out))
+	if line == x.line || !x.terminal && now.Sub(x.shown) < progressEvery {
+		return
+	}
+	if x.terminal {
+		_, _ = io.WriteString(x.w, string(markLine)+line)
+	} else if !x.shown.IsZero() { // at the beginning there is nothing to say
+		x.event(exposeEvent{Event: "progress", Sessions: &open, Streams: &streams, In: &in, Out: &out}, "%s", line)
+	}
+	x.line, x.shown = line, now
+}

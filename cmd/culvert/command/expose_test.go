@@ -1,0 +1,261 @@
+package command
+
+import (
+	"bufio"
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"culvert.dev/internal/testca"
+	"culvert.dev/internal/testnet"
+)
+
+// An exposeRun is "culvert expose" that runs.
+type exposeRun struct {
+	out, errors *syncBuffer
+	stop        context.CancelFunc
+	done        chan struct{}
+	code        int // once done is closed
+}
+
+// expose runs the command of the guide with the credentials of an id, by the gateways at some
+// addresses.
+func (w *reverseWorld) expose(t *testing.T, id string, via []string, more ...string) *exposeRun {
+	t.Helper()
+	return w.exposeAs(t, w.issue(t, id), via, more...)
+}
+
+func (w *reverseWorld) exposeAs(t *testing.T, pair *testca.Pair, via []string, more ...string) *exposeRun {
+	t.Helper()
+	guide, err := os.ReadFile(filepath.Join("..", "..", "..", "docs", "guides", "reverse.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, ok := strings.Cut(string(guide), "```sh\nculvert ")
+	line, _, ended := strings.Cut(rest, "\n```")
+	if !ok || !ended {
+		t.Fatal("the guide has no command")
+	}
+	dir := t.TempDir()
+	for name, content := range map[string][]byte{"edge.crt": pair.CertPEM, "edge.key": pair.KeyPEM, "ca.pem": w.ca.CertPEM} {
+		if err := os.WriteFile(filepath.Join(dir, name), content, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	line = strings.Replace(line, "127.0.0.1:8443", w.service.Addr().String(), 1)
+	line = strings.Replace(line, "--via gw1.example", "--server-name gw1.example --via "+strings.Join(via, " --via "), 1)
+	for _, name := range []string{"edge.crt", "edge.key", "ca.pem"} {
+		line = strings.Replace(line, " "+name, " "+filepath.Join(dir, name), 1)
+	}
+	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
+	r := &exposeRun{out: &syncBuffer{}, errors: &syncBuffer{}, stop: cancel, done: make(chan struct{})}
+	go func() {
+		defer close(r.done)
+		r.code = Main(ctx, append(strings.Fields(line), more...), r.out, r.errors)
+	}()
+	t.Cleanup(func() {
+		cancel()
+		<-r.done
+		if t.Failed() {
+			t.Logf("culvert expose printed:\n%s%s", r.out, r.errors)
+		}
+	})
+	return r
+}
+
+// says waits until the command has printed text.
+func (r *exposeRun) says(t *testing.T, text string) {
+	t.Helper()
+	testnet.Eventually(t, patience, func() bool { return strings.Contains(r.out.String(), text) }, "culvert expose prints %q", text)
+}
+
+// ends waits until the command has ended, with exit code 1 and text as the error.
+func (r *exposeRun) ends(t *testing.T, text string) {
+	t.Helper()
+	testnet.Eventually(t, patience, func() bool {
+		select {
+		case <-r.done:
+			return true
+		default:
+			return false
+		}
+	}, "culvert expose ends")
+	if r.code != exitFailed || !strings.Contains(r.errors.String(), text) {
+		t.Errorf("exit code %d with %q, want %d with %q", r.code, r.errors, exitFailed, text)
+	}
+}
+
+const helloClient = "hello spiffe://corp.example/ns/web/sa/client\n"
+
+// The first recipe of the guide: one command, and the service is reached by name with the
+// client's certificate from end to end. What refuses the name is said with what to do.
+func TestExposeGuide(t *testing.T) {
+	w := newReverseWorld(t)
+	gateway := w.gateway.addrs[0]
+	one := w.expose(t, "spiffe://corp.example/ns/edge/sa/one", []string{gateway}, "-o", "json")
+	one.says(t, `"event":"session"`)
+	if got, err := w.ask(t, "cam.edge.example"); err != nil || got != helloClient {
+		t.Fatalf("got %q and %v, want %q", got, err, helloClient)
+	}
+
+	taken := w.expose(t, "spiffe://corp.example/ns/edge/sa/two", []string{gateway})
+	taken.ends(t, "it belongs to another owner")
+	if !strings.Contains(taken.errors.String(), "take another name") {
+		t.Errorf("nothing says what to do about a name of another owner: %q", taken.errors)
+	}
+	denied := w.expose(t, "spiffe://corp.example/ns/web/sa/three", []string{gateway})
+	denied.ends(t, "needs a policy with verb: register for cam.edge.example")
+
+	stranger, err := newTestCA(t, "other.example").Issue(testca.Options{SPIFFEID: "spiffe://other.example/me"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.exposeAs(t, stranger, []string{gateway}).ends(t, "has to trust the CA that signed --cert")
+	unknown := *w
+	unknown.ca = newTestCA(t, "other.example")
+	unknown.exposeAs(t, w.client, []string{gateway}).ends(t, "with --ca FILE")
+	w.expose(t, "spiffe://corp.example/ns/edge/sa/one", []string{gateway}, "--server-name", "gw2.example").ends(t, "with --server-name NAME")
+
+	one.stop()
+	<-one.done
+	if one.code != exitOK {
+		t.Errorf("an interrupt: exit code %d, want %d", one.code, exitOK)
+	}
+	var events []string
+	for line := range strings.Lines(one.out.String()) {
+		var e exposeEvent
+		if err := json.Unmarshal([]byte(line), &e); err != nil || e.Name != "cam.edge.example" || e.Time.IsZero() {
+			t.Errorf("the event %q: %v", line, err)
+		}
+		if e.Event != "progress" {
+			events = append(events, e.Event)
+		}
+	}
+	if got := strings.Join(events, " "); got != "starting session draining stopped" {
+		t.Errorf("the events are %q", got)
+	}
+}
+
+// A gateway that is away is tried again until it is there.
+func TestExposeWaitsForTheGateway(t *testing.T) {
+	w := newReverseWorld(t)
+	gone := testnet.ClosedPort(t)
+	waiting := w.expose(t, "spiffe://corp.example/ns/edge/sa/one", []string{gone})
+	waiting.says(t, "trying again")
+	both := w.expose(t, "spiffe://corp.example/ns/web/sa/three", []string{gone, w.gateway.addrs[0]})
+	both.says(t, "needs a policy with verb: register")
+	both.says(t, "trying again")
+	for _, r := range []*exposeRun{waiting, both} {
+		select {
+		case <-r.done:
+			t.Errorf("a gateway that is away ended the command: %d %s", r.code, r.errors)
+		default:
+		}
+	}
+}
+
+// --allow lets the callers connect that it names, by what the gateway knows of them.
+func TestExposeAllow(t *testing.T) {
+	w := newReverseWorld(t)
+	one := w.expose(t, "spiffe://corp.example/ns/edge/sa/one", []string{w.gateway.addrs[0]}, "--allow", "spiffe://corp.example/ns/web/sa/client")
+	one.says(t, "cam.edge.example is registered")
+	for id, want := range map[string]int{"spiffe://corp.example/ns/web/sa/client": http.StatusOK, "spiffe://corp.example/ns/web/sa/other": http.StatusForbidden} {
+		if got := w.connect(t, id); got != want {
+			t.Errorf("%s: CONNECT is answered %d, want %d", id, got, want)
+		}
+	}
+	if got, err := w.ask(t, "cam.edge.example"); err == nil {
+		t.Errorf("a caller whom the gateway does not know: got %q, want a refusal", got)
+	}
+}
+
+// connect asks the gateway for the name by CONNECT, as id, and returns the status.
+func (w *reverseWorld) connect(t *testing.T, id string) int {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	d := tls.Dialer{Config: &tls.Config{ServerName: "gw1.example", RootCAs: w.ca.Pool(), Certificates: []tls.Certificate{w.issue(t, id).TLS}}}
+	c, err := d.DialContext(ctx, "tcp", w.gateway.addrs[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if _, err := fmt.Fprint(c, "CONNECT cam.edge.example:443 HTTP/1.1\r\nHost: cam.edge.example:443\r\n\r\n"); err != nil {
+		t.Fatal(err)
+	}
+	answer, err := http.ReadResponse(bufio.NewReader(c), &http.Request{Method: http.MethodConnect})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = answer.Body.Close()
+	return answer.StatusCode
+}
+
+// With two gateways, one of which dies without a word while clients come and go, whoever
+// asks from then on is served by the other.
+func TestExposeOutlivesAGateway(t *testing.T) {
+	w := newReverseWorld(t)
+	second := w.startGateway(t)
+	path := testnet.NewRecorder(t, w.gateway.addrs[0]) // which the first gateway dies with
+	at := []string{path.Addr(), second.addrs[0]}
+	one := w.expose(t, "spiffe://corp.example/ns/edge/sa/one", at)
+	for _, a := range at {
+		one.says(t, a+": cam.edge.example is registered")
+	}
+	var (
+		killed = make(chan struct{})
+		before sync.WaitGroup // each client has been served by the first gateway
+		all    sync.WaitGroup
+	)
+	const clients, each = 4, 20
+	for range clients {
+		before.Add(1)
+		all.Go(func() {
+			served := 0
+			first := sync.OnceFunc(before.Done)
+			defer first()
+			for served < each {
+				dead := false
+				select {
+				case <-killed:
+					dead = true
+				default:
+				}
+				var got string
+				var err error
+				for _, a := range at {
+					if got, err = w.askAt(t, a, "cam.edge.example"); err == nil {
+						break
+					}
+				}
+				switch {
+				case err == nil && got == helloClient:
+					first()
+					if dead {
+						served++
+					}
+				case dead:
+					t.Errorf("after the first gateway was killed: got %q and %v", got, err)
+					return
+				}
+			}
+		})
+	}
+	before.Wait()
+	path.Close()
+	close(killed)
+	all.Wait()
+	one.says(t, at[0]+": no session")
+	select {
+	case <-one.done:
+		t.Errorf("the command has ended with %d", one.code)
+	default:
+	}
+}
