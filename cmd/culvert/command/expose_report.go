@@ -129,6 +129,7 @@ type sessionNews struct {
 	err    string
 	hint   string
 	never  bool // nothing but a change by somebody makes it better
+	taken  bool // the name is another owner's by now
 }
 
 // look says what is new about the sessions, and returns an error if no gateway will ever
@@ -142,7 +143,7 @@ func (x *exposing) look(sessions []reverse.SessionState) error {
 		n := x.news(s)
 		x.connected = x.connected || s.Connected && n.event != "refused"
 		switch {
-		case n.never && (n.event == "refused" || !x.connected):
+		case n.never && (n.taken || !x.connected): // policies that let us in once may do so again
 			if hopeless == nil {
 				hopeless, of = &n, s.Gateway
 			}
@@ -168,7 +169,7 @@ func (x *exposing) news(s *reverse.SessionState) sessionNews {
 			if r.Reason == "" {
 				continue
 			}
-			n := sessionNews{event: "refused", reason: string(r.Reason), err: r.Error, never: true, text: fmt.Sprintf("the gateway refuses %s: %s", r.Name, r.Error)}
+			n := sessionNews{event: "refused", reason: string(r.Reason), err: r.Error, never: true, taken: r.Taken, text: fmt.Sprintf("the gateway refuses %s: %s", r.Name, r.Error)}
 			switch {
 			case r.Taken:
 				n.hint = "take another name, or the credentials of its owner; \"culvert connectors\" at the gateway says whose it is"
