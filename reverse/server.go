@@ -49,6 +49,7 @@ type Server struct {
 	draining bool
 	lastID   uint64
 	sessions map[*serverSession]struct{}
+	attached map[*Attachment]struct{}
 	owners   map[string]int // sessions by owner
 }
 
@@ -94,35 +95,52 @@ func (s *Server) ServeTunnel(ctx context.Context, req *tunnel.Request) {
 
 // enter lists x.
 func (s *Server) enter(x *serverSession) error {
-	owner := x.req.Peer.ID
-	if x.req.Peer.Method == "" || owner == "" {
-		return tunnel.Refusef(tunnel.Denied, "reverse: a session has an owner, and the caller has no identity")
-	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.draining {
-		return tunnel.Refusef(tunnel.Drain, "reverse: the gateway is stopping")
-	}
-	if n, most := s.owners[owner], cmp.Or(s.SessionsPerOwner, DefaultSessionsPerOwner); n >= most {
-		return tunnel.Refusef(tunnel.Overload, "reverse: %d sessions are open, the limit of one owner", n)
+	id, err := s.count(x.req)
+	if err != nil {
+		return err
 	}
 	if s.sessions == nil {
-		s.sessions, s.owners = map[*serverSession]struct{}{}, map[string]int{}
+		s.sessions = map[*serverSession]struct{}{}
+	}
+	x.id = id
+	s.sessions[x] = struct{}{}
+	return nil
+}
+
+// count counts a session of the caller of req, and returns its id. The caller holds mu.
+func (s *Server) count(req *tunnel.Request) (uint64, error) {
+	owner := req.Peer.ID
+	if req.Peer.Method == "" || owner == "" {
+		return 0, tunnel.Refusef(tunnel.Denied, "reverse: a session has an owner, and the caller has no identity")
+	}
+	if s.draining {
+		return 0, tunnel.Refusef(tunnel.Drain, "reverse: the gateway is stopping")
+	}
+	if n, most := s.owners[owner], cmp.Or(s.SessionsPerOwner, DefaultSessionsPerOwner); n >= most {
+		return 0, tunnel.Refusef(tunnel.Overload, "reverse: %d sessions are open, the limit of one owner", n)
+	}
+	if s.owners == nil {
+		s.owners = map[string]int{}
 	}
 	s.lastID++
-	x.id = s.lastID
-	s.sessions[x] = struct{}{}
 	s.owners[owner]++
-	return nil
+	return s.lastID, nil
+}
+
+// uncount is for a session of the caller of req that has left. The caller holds mu.
+func (s *Server) uncount(req *tunnel.Request) {
+	if s.owners[req.Peer.ID]--; s.owners[req.Peer.ID] <= 0 {
+		delete(s.owners, req.Peer.ID)
+	}
 }
 
 func (s *Server) leave(x *serverSession) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.sessions, x)
-	if s.owners[x.req.Peer.ID]--; s.owners[x.req.Peer.ID] <= 0 {
-		delete(s.owners, x.req.Peer.ID)
-	}
+	s.uncount(x.req)
 }
 
 // Drain has connectors told that the gateway is about to stop, and takes no more sessions.
@@ -134,9 +152,13 @@ func (s *Server) Drain() {
 	for x := range s.sessions {
 		all = append(all, x)
 	}
+	attached := s.attachments()
 	s.mu.Unlock()
 	for _, x := range all {
 		x.tellDrain()
+	}
+	for _, a := range attached {
+		a.drain()
 	}
 }
 
@@ -185,10 +207,14 @@ func (s *Server) Sessions() []SessionInfo {
 	for x := range s.sessions {
 		all = append(all, x)
 	}
+	attached := s.attachments()
 	s.mu.Unlock()
-	list := make([]SessionInfo, 0, len(all))
+	list := make([]SessionInfo, 0, len(all)+len(attached))
 	for _, x := range all {
 		list = append(list, x.info())
+	}
+	for _, a := range attached {
+		list = append(list, a.info())
 	}
 	slices.SortFunc(list, func(a, b SessionInfo) int { return cmp.Compare(a.ID, b.ID) })
 	return list
@@ -359,9 +385,13 @@ func (s *Server) Recheck() {
 	for x := range s.sessions {
 		all = append(all, x)
 	}
+	attached := s.attachments()
 	s.mu.Unlock()
 	for _, x := range all {
 		x.recheck()
+	}
+	for _, a := range attached {
+		a.recheck()
 	}
 }
 

@@ -10,7 +10,8 @@ import (
 	"culvert.dev/connect/internal/mux"
 )
 
-// console serves a channel of the type session: it tells people what this is, and waits.
+// console serves a channel of the type session: it tells people what this is and which names
+// they serve, and waits.
 func (s *session) console(nc ssh.NewChannel) {
 	defer s.closed()
 	ch, requests, err := nc.Accept()
@@ -18,6 +19,8 @@ func (s *session) console(nc ssh.NewChannel) {
 		return
 	}
 	defer ch.Close()
+	left := make(chan struct{})
+	defer close(left)
 	shell, terminal := false, false
 	for r := range requests {
 		if !s.spend(mux.CostFrame) {
@@ -34,40 +37,86 @@ func (s *session) console(nc ssh.NewChannel) {
 		}
 		_ = r.Reply(ok, nil)
 		if ok && r.Type == "shell" {
-			s.running.Go(func() {
+			lines, more := s.served.watch()
+			defer s.served.unwatch(more)
+			s.running.Go(func() { // the caller is one of running
 				defer s.recovered()
-				s.converse(ch, terminal)
+				s.tell(&console{ch, terminal}, s.greeting(lines), more, left)
 			})
 		}
 	}
 }
 
-// converse says what this is, and waits for the client to leave. In a terminal nobody but
-// the server sees Ctrl-C.
-func (s *session) converse(ch ssh.Channel, terminal bool) {
-	text := "You are " + s.peer().ID + ". There is no shell here: use ssh -N with -L, -D, -W or -J.\n"
-	if terminal {
+// A console is a channel of the type session with a shell.
+type console struct {
+	ch       ssh.Channel
+	terminal bool
+}
+
+func (c *console) say(text string) bool {
+	if c.terminal {
 		text = strings.ReplaceAll(text, "\n", "\r\n")
 	}
-	if _, err := io.WriteString(ch, text); err != nil {
+	_, err := io.WriteString(c.ch, text)
+	return err == nil
+}
+
+// exit ends the client's ssh with status.
+func (c *console) exit(status uint32) {
+	_, _ = c.ch.SendRequest("exit-status", false, ssh.Marshal(struct{ Status uint32 }{status}))
+	_ = c.ch.Close()
+}
+
+// tell says the greeting, and then what comes from more until left is closed.
+func (s *session) tell(c *console, greeting string, more <-chan string, left <-chan struct{}) {
+	if !c.say(greeting) {
 		return
 	}
-	b := make([]byte, 64)
+	s.running.Go(func() { // the caller is one of running
+		defer s.recovered()
+		c.wait()
+	})
 	for {
-		n, err := ch.Read(b)
-		if terminal && strings.ContainsAny(string(b[:n]), "\x03\x04") {
-			break
-		}
-		if errors.Is(err, io.EOF) {
-			if terminal {
-				break
+		select {
+		case line := <-more:
+			if !c.say(line + "\n") {
+				return
 			}
-			return // the channel stays until the client closes it
-		}
-		if err != nil {
+		case <-s.stopping:
+			c.say("The gateway is stopping.\n")
+			c.exit(exitStopping)
+			return
+		case <-left:
 			return
 		}
 	}
-	_, _ = ch.SendRequest("exit-status", false, ssh.Marshal(struct{ Status uint32 }{0}))
-	_ = ch.Close()
+}
+
+// exitStopping is the exit status of clients that would do well to connect again: what runs
+// ssh again, such as autossh, does so.
+const exitStopping = 255
+
+// wait returns when the client leaves. In a terminal nobody but the server sees Ctrl-C.
+func (c *console) wait() {
+	b := make([]byte, 64)
+	for {
+		n, err := c.ch.Read(b)
+		switch {
+		case c.terminal && (strings.ContainsAny(string(b[:n]), "\x03\x04") || errors.Is(err, io.EOF)):
+			c.exit(0)
+			return
+		case err != nil:
+			return // at the end of what it sends, the channel stays until the client closes it
+		}
+	}
+}
+
+// greeting is the first that a console says.
+func (s *session) greeting(lines []string) string {
+	me := "You are " + s.peer().ID + ". There is no shell here"
+	if len(lines) == 0 {
+		return me + ": use ssh -N with -L, -D, -W, -J or -R.\n"
+	}
+	return me + ". Callers reach registered names through this gateway as they do other services: by TLS, CONNECT, SOCKS5 or SSH.\n" +
+		strings.Join(lines, "\n") + "\nThe names are yours until you leave, with Ctrl-C.\n"
 }

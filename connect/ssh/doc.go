@@ -6,6 +6,9 @@
 //	server := &tunnel.Server{Handler: router}
 //	err := server.Serve(ctx, tunnel.Listener{Listener: ln, Protocols: []tunnel.Protocol{p}})
 //
+// With Protocol.Sessions, "ssh -R NAME:443:localhost:8443" registers a name: a connection is then
+// a reverse.Session, and streams to the name are channels of the type forwarded-tcpip.
+//
 // A client is let in by its public key or by a certificate of a CA, never by a password. Each
 // channel is a tunnel of its own, with the identity of the key. Shells, commands, subsystems,
 // agents, X11 and Unix sockets are refused.

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/crypto/ssh"
 
 	"culvert.dev/identity/sshkeys"
+	"culvert.dev/reverse"
 	"culvert.dev/tunnel"
 )
 
@@ -67,6 +68,9 @@ type Protocol struct {
 	Streams   int           // channels of a connection at once; 0 means DefaultStreams
 	Keepalive time.Duration // 0 means DefaultKeepalive
 
+	// Sessions registers the names that clients serve by "ssh -R". Nil refuses them.
+	Sessions *reverse.Server
+
 	config atomic.Pointer[Config]
 
 	mu       sync.Mutex // guards what follows
@@ -82,13 +86,27 @@ var (
 )
 
 // Use has p serve with c from the next connection on. Clients that are let in have what c
-// gives their key from the next channel on.
+// gives their key from the next channel on, and lose the names that it no longer gives.
 func (p *Protocol) Use(c *Config) error {
 	if len(c.HostKeys) == 0 {
 		return errors.New("ssh: there is no host key")
 	}
 	p.config.Store(c)
+	for _, s := range p.all() {
+		s.served.recheck()
+	}
 	return nil
+}
+
+// all returns the connections whose clients are let in.
+func (p *Protocol) all() []*session {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	all := make([]*session, 0, len(p.sessions))
+	for s := range p.sessions {
+		all = append(all, s)
+	}
+	return all
 }
 
 // Name returns "ssh".
@@ -132,12 +150,8 @@ func (p *Protocol) keepalive() time.Duration {
 func (p *Protocol) Drain() {
 	p.mu.Lock()
 	p.draining = true
-	all := make([]*session, 0, len(p.sessions))
-	for s := range p.sessions {
-		all = append(all, s)
-	}
 	p.mu.Unlock()
-	for _, s := range all {
+	for _, s := range p.all() {
 		s.drain()
 	}
 }
@@ -169,8 +183,9 @@ func (p *Protocol) ServeConn(ctx context.Context, c *tunnel.Conn, h tunnel.Handl
 		_ = c.Abort()
 		return tunnel.Refusef(tunnel.Internal, "ssh: the listener has no host key")
 	}
-	s := &session{p: p, h: h, c: c, over: make(chan struct{}), streams: make(map[*stream]struct{})}
+	s := &session{p: p, h: h, c: c, over: make(chan struct{}), stopping: make(chan struct{}), streams: make(map[*stream]struct{})}
 	s.conn = newConn(ctx, c, s)
+	s.served.s = s
 	ender, _ := h.(tunnel.PreambleEnder)
 	if ender != nil {
 		ender.ExtendPreamble(loginTimeout)
@@ -206,8 +221,13 @@ func (p *Protocol) ServeConn(ctx context.Context, c *tunnel.Conn, h tunnel.Handl
 		defer s.recovered()
 		s.serve(ctx, channels, requests)
 	}()
+	s.mu.Lock()
+	s.ended = true
+	why := s.why
+	s.mu.Unlock()
 	close(s.over)
 	_ = s.conn.Close()
+	s.served.end(why)
 	for range channels { // where serve has panicked
 	}
 	cancel()

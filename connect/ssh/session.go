@@ -26,17 +26,22 @@ type session struct {
 	conn *conn
 	ssh  *ssh.ServerConn
 
-	over    chan struct{} // closed once the connection carries nothing any more
-	running sync.WaitGroup
+	over     chan struct{} // closed once the connection carries nothing any more
+	stopping chan struct{} // closed once it drains
+	running  sync.WaitGroup
+	served   served
 
-	mu       sync.Mutex // guards what follows
-	grant    *sshkeys.Grant
-	under    *sshkeys.Authority // that has given it
-	streams  map[*stream]struct{}
-	channels int // open, or closed by this side alone
-	meter    mux.Meter
-	drained  bool
-	why      error // why this side has ended the connection; nil where it has not
+	mu        sync.Mutex // guards what follows
+	grant     *sshkeys.Grant
+	under     *sshkeys.Authority // that has given it
+	streams   map[*stream]struct{}
+	channels  int  // open, or closed by this side alone
+	forwarded int  // of channels, those that this side has opened
+	misses    int  // calls of checkAlive in a row for which the client owed a sign of life
+	ended     bool // nothing is added to running any more
+	meter     mux.Meter
+	drained   bool
+	why       error // why this side has ended the connection; nil where it has not
 }
 
 // serve serves what the client asks for until the connection has ended.
@@ -117,8 +122,15 @@ func (s *session) request(r *ssh.Request) {
 	if !s.spend(mux.CostFrame) {
 		return
 	}
-	// What is not known is refused, which is an answer to keepalive@openssh.com, too.
-	_ = r.Reply(false, nil)
+	switch r.Type {
+	case "tcpip-forward":
+		s.served.register(r)
+	case "cancel-tcpip-forward":
+		s.served.cancel(r)
+	default:
+		// What is not known is refused, which is an answer to keepalive@openssh.com, too.
+		_ = r.Reply(false, nil)
+	}
 }
 
 // open answers the open of a channel.
@@ -127,7 +139,7 @@ func (s *session) open(ctx context.Context, nc ssh.NewChannel) {
 		return
 	}
 	s.mu.Lock()
-	full, drained := s.channels >= s.p.streams(), s.drained
+	full, drained := s.channels-s.forwarded >= s.p.streams(), s.drained
 	if !full && !drained {
 		s.channels++
 	}
@@ -318,7 +330,10 @@ func (s *session) target(req *tunnel.Request, data []byte) error {
 func (s *session) drain() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.drained = true
+	if !s.drained {
+		s.drained = true
+		close(s.stopping)
+	}
 	s.finishDrain()
 }
 
@@ -333,34 +348,91 @@ func (s *session) finishDrain() {
 	}
 }
 
+// endUnused ends a connection that has no channel.
+func (s *session) endUnused(why error) {
+	s.mu.Lock()
+	unused := s.channels == 0
+	s.mu.Unlock()
+	if unused {
+		s.end(why)
+	}
+}
+
 var (
 	errDrained = errors.New("ssh: the gateway is stopping")
 	errDead    = errors.New("ssh: the client is gone without a word")
+	errKilled  = errors.New("ssh: the session of the client's names was ended")
 )
+
+// quiet returns after how long without a byte the client is asked for a sign of life, and
+// after how long it is given up.
+func (s *session) quiet() (ask, dead time.Duration) {
+	ask = s.p.keepalive()
+	dead = ask + ask/2
+	if s.served.isServing() {
+		ask, dead = min(ask, servingQuiet), min(dead, servingDead)
+	}
+	return ask, dead
+}
+
+// leastMisses is how often checkAlive has to find nothing, so that a process that stood still
+// itself ends no connection.
+const leastMisses = 2
+
+// hurry has checkAlive called sooner.
+func (s *session) hurry() {
+	ask, _ := s.quiet()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.conn.timer.Reset(ask / 4)
+}
 
 // checkAlive asks a client for a sign of life that has sent nothing for a while, and gives
 // up one that sends none.
 func (s *session) checkAlive() {
-	every := s.p.keepalive()
+	s.served.recheck()
+	ask, dead := s.quiet()
 	quiet := time.Duration(time.Now().UnixNano() - s.conn.last.Load())
+	s.mu.Lock()
 	switch {
-	case quiet >= every+every/2:
+	case quiet < ask:
+		s.misses = 0
+	case s.conn.asked.Load():
+		s.misses++
+	}
+	misses := s.misses
+	s.mu.Unlock()
+	switch {
+	case quiet >= dead && misses >= leastMisses:
 		s.end(errDead)
 		return
-	case quiet >= every && !s.conn.asked.Swap(true):
-		s.running.Go(func() { // a client that reads nothing keeps it waiting
+	case quiet >= ask && !s.conn.asked.Load() && s.begin():
+		s.conn.asked.Store(true)
+		go func() { // a client that reads nothing keeps it waiting
+			defer s.running.Done()
 			defer s.recovered()
 			_, _, _ = s.ssh.SendRequest("keepalive@openssh.com", true, nil)
 			s.conn.asked.Store(false)
-		})
+		}()
 	}
 	select {
 	case <-s.over:
 	default:
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		s.conn.timer.Reset(every / 4)
+		s.conn.timer.Reset(ask / 4)
 	}
+}
+
+// begin adds a goroutine to running. It is false once the connection ends.
+func (s *session) begin() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ended {
+		return false
+	}
+	s.running.Add(1)
+	return true
 }
 
 // A conn is the connection below SSH. It counts what comes.

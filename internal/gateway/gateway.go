@@ -149,7 +149,10 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 		return nil, err
 	}
 	g.credentials = newCredentialWatch(g)
+	g.groups = &reverse.Groups{Log: g.log}
+	g.sessions = &reverse.Server{Groups: g.groups, CurrentVia: g.via, Log: g.log}
 	builder := &inbound.Builder{
+		Sessions:       g.sessions,
 		CredentialGone: g.credentials.add,
 		STUN:           new(nat.Responder).Answer,
 		Tokens:         g.tokens,
@@ -165,7 +168,6 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 	}
 	direct := &tunnel.NetDialer{Guard: guard}
 	g.upstreams = &upstream.Transports{Direct: direct, Lookup: cfg.Lookup, Budget: budget, CurrentVia: g.via, Identity: cfg.Identity, ReadFile: cfg.ReadFile, JWTSVID: cfg.JWTSVID, Log: g.log}
-	g.groups = &reverse.Groups{Log: g.log}
 	g.upstreams.Group = g.groups.Transport
 	g.registry = &registry.Registry{Live: g.groups.Service, Mesh: cfg.Mesh, Lookup: cfg.Lookup, Refuses: cfg.Refuses, NewTransport: g.upstreams.New, Log: g.log}
 	g.groups.Authorize = g.registry.MayRegister
@@ -179,7 +181,7 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 	g.nat = newNATService(g)
 	g.connector = newConnector(g, budget, direct, observe)
 	g.connector.use(cfg.Reverse)
-	g.sessions = &reverse.Server{Groups: g.groups, Router: g.router, CurrentVia: g.via, Log: g.log}
+	g.sessions.Router = g.router
 	g.handler = &reservedNames{router: g.router, arrived: g.nat.proofs.arrived, handlers: map[tunnel.Name]reservedName{
 		reverse.Name: {Handler: g.sessions}, dialBackName: {Handler: g.router},
 	}}

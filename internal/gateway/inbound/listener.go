@@ -18,6 +18,7 @@ import (
 	"culvert.dev/internal/udp"
 	"culvert.dev/internal/unixsocket"
 	"culvert.dev/registry"
+	"culvert.dev/reverse"
 	"culvert.dev/sni"
 	"culvert.dev/tunnel"
 )
@@ -38,6 +39,9 @@ type Builder struct {
 	// STUN answers STUN at listeners that have it, as the Answer of a udp.Listener; nil answers
 	// nothing.
 	STUN func(datagram []byte, from netip.AddrPort) (answer []byte, taken bool)
+
+	// Sessions registers the names that clients serve by SSH; nil refuses them.
+	Sessions *reverse.Server
 
 	Tokens *jwt.Tokens // of the issuers that listeners may accept; nil means none
 

@@ -230,7 +230,7 @@ func (l *Listener) speak(names []string, s *registry.ListenerSettings, inside bo
 			}
 			ps = append(ps, &proxyproto.Protocol{})
 		case "ssh":
-			p := &ssh.Protocol{}
+			p := &ssh.Protocol{Sessions: l.builder.Sessions}
 			if err := useSSH(p, s.SSH); err != nil {
 				return nil, err
 			}
