@@ -118,6 +118,7 @@ identity:
   tokens: [{issuer: %[3]q, audience: [culvert], kubernetes: true, caFile: %[4]s, tokenFile: token}]
 listeners:
   - {address: "127.0.0.1:3128", protocols: [connect, connect-h2, websocket], auth: {issuers: [%[3]q]}}
+  - {address: "127.0.0.1:18080", protocols: [websocket], auth: {issuers: [%[3]q]}, loadBalancer: {from: [127.0.0.1/32]}}
   - address: "%[5]s:443"
     tls:
       certificateFile: gw.crt
@@ -225,9 +226,11 @@ func (s *site) wantLog(t *testing.T, texts ...string) {
 	})
 }
 
-// explain has the running gateway say what a request by its listener would meet.
-func (s *site) explain(ctx context.Context, listener string, from netip.Addr, as string) string {
-	out, err := exec.CommandContext(ctx, cluster.Program("culvert"), "explain", target, "--admin", s.admin, "--listener", listener, "--from", from.String(), "--as", as).CombinedOutput()
+// explain has the running gateway say what a request by its listener would meet; more are further
+// flags.
+func (s *site) explain(ctx context.Context, listener string, from netip.Addr, as string, more ...string) string {
+	args := append([]string{"explain", target, "--admin", s.admin, "--listener", listener, "--from", from.String(), "--as", as}, more...)
+	out, err := exec.CommandContext(ctx, cluster.Program("culvert"), args...).CombinedOutput()
 	if exit := (*exec.ExitError)(nil); err != nil && !errors.As(err, &exit) {
 		return err.Error()
 	}

@@ -5,13 +5,17 @@ import (
 	"crypto/ecdsa"
 	"crypto/rand"
 	"crypto/sha256"
+	"crypto/tls"
 	"crypto/x509"
 	"encoding/base64"
 	"encoding/json"
 	"encoding/pem"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -68,6 +72,14 @@ kind: ServiceAccount
 metadata: {name: job, namespace: front}
 ---
 apiVersion: v1
+kind: Namespace
+metadata: {name: back}
+---
+apiVersion: v1
+kind: ServiceAccount
+metadata: {name: api, namespace: back}
+---
+apiVersion: v1
 kind: Pod
 metadata: {name: caller, namespace: front}
 spec: {serviceAccountName: job, containers: [{name: caller, image: echo-basic}]}
@@ -86,6 +98,7 @@ spec: {serviceAccountName: job, containers: [{name: caller, image: echo-basic}]}
 		c.wantServed(t, "the account", bearer("api", carrier, api))
 		c.wantLog(t, "msg=refused", "proto="+carrier, "peer=system:serviceaccount:front:job", "peer_method=jwt", "reason=denied", "policy=shop/accounts", `policy_origin="AuthorizationPolicy shop/accounts"`)
 	}
+	w.behindNginx(t, api, job)
 	here := netip.MustParseAddr("127.0.0.1")
 	if out := c.explain(t.Context(), tokenListener, here, "system:serviceaccount:front:api"); !strings.Contains(out, "allowed by shop/accounts of AuthorizationPolicy shop/accounts, rule 1") {
 		t.Errorf("explain says of the account:\n%s\nwant that the policy allows it", out)
@@ -113,6 +126,71 @@ spec: {serviceAccountName: job, containers: [{name: caller, image: echo-basic}]}
 	}
 	w.removed(t, job)
 	w.rotated(t, api)
+}
+
+// behindNginx has the same workloads come by nginx, which ends HTTPS: the policy, the log and explain
+// name the same account, and the log has the address that nginx names.
+func (w *world) behindNginx(t *testing.T, api, job string) {
+	t.Helper()
+	const frontend, listener = "127.0.0.1:18443", "127.0.0.1:18080"
+	c := w.west
+	c.write(t, "nginx.conf", fmt.Sprintf(`daemon off;
+master_process off;
+pid %[1]s/nginx.pid;
+error_log stderr;
+events {}
+http {
+	access_log off;
+	client_body_temp_path %[1]s/body;
+	proxy_temp_path %[1]s/proxy;
+	fastcgi_temp_path %[1]s/fastcgi;
+	uwsgi_temp_path %[1]s/uwsgi;
+	scgi_temp_path %[1]s/scgi;
+	server {
+		listen %[2]s ssl;
+		ssl_certificate %[1]s/gw.crt;
+		ssl_certificate_key %[1]s/gw.key;
+		location / {
+			proxy_pass http://%[3]s;
+			proxy_http_version 1.1;
+			proxy_set_header Upgrade $http_upgrade;
+			proxy_set_header Connection "upgrade";
+			proxy_set_header X-Forwarded-For $remote_addr;
+		}
+	}
+}
+`, c.dir, frontend, listener))
+	path, err := exec.LookPath("nginx")
+	if err != nil {
+		t.Fatalf("%v; make peers installs it", err)
+	}
+	nginx := c.Run(t, nil, path, "-p", c.dir, "-e", "stderr", "-c", filepath.Join(c.dir, "nginx.conf"))
+	defer nginx.Stop(5 * time.Second)
+	behind := func(name, token string) caller {
+		return caller{name + " behind nginx", func(ctx context.Context) (string, error) {
+			return ask(ctx, &ws.Dialer{
+				URL: "wss://" + frontend, TLS: &tls.Config{RootCAs: c.ca.Pool(), ServerName: "gw." + c.ca.TrustDomain}, Authorization: connect.BearerCredentials(token),
+				Dialer: &net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 7)}},
+			})
+		}}
+	}
+	c.wantServed(t, "the account", behind("api", api))
+	c.wantRefused(t, "another account", behind("job", job), tunnel.Denied)
+	c.wantRefused(t, "the account with that name of another namespace", behind("api of back", c.Token(t, "back", "api", nil, "culvert")), tunnel.Denied)
+	c.wantRefused(t, "a changed token", behind("api", changed(api)), tunnel.NoAuth)
+	c.wantLog(t, "msg=tunnel", "listener="+listener, "source=127.0.0.7:0", "peer=system:serviceaccount:front:api", "peer_method=jwt")
+	c.wantLog(t, "msg=refused", "listener="+listener, "source=127.0.0.7:0", "peer=system:serviceaccount:front:job", "peer_method=jwt", "reason=denied", "policy=shop/accounts")
+	c.wantLog(t, "msg=refused", "listener="+listener, "source=127.0.0.7:0", "peer=system:serviceaccount:back:api", "peer_method=jwt", "reason=denied", "policy=shop/accounts")
+	c.wantLog(t, "msg=refused", "listener="+listener, "source=127.0.0.7:0", "reason=no-auth", "the signature is not that of the key")
+	from := netip.MustParseAddr("127.0.0.7")
+	if out := c.explain(t.Context(), listener, from, "system:serviceaccount:front:api", "--proto", "websocket"); !strings.Contains(out, "allowed by shop/accounts") {
+		t.Errorf("explain says of the account behind nginx:\n%s\nwant that the policy allows it", out)
+	}
+	for _, account := range []string{"front:job", "back:api"} {
+		if out := c.explain(t.Context(), listener, from, "system:serviceaccount:"+account, "--proto", "websocket"); !strings.Contains(out, "denied by shop/accounts") {
+			t.Errorf("explain says of %s behind nginx:\n%s\nwant the refusal by the policy", account, out)
+		}
+	}
 }
 
 // changed returns a token with another signature.
