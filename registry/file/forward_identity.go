@@ -87,3 +87,18 @@ func (f *hopIdentity) check(d *decoder, at mapping) {
 		d.errorf(at.node, "add assertion: true, xfcc: sanitizeSet or clientCert: true, or leave it out", "forwardIdentity states in no form who a client is")
 	}
 }
+
+// hasDelegates reports whether any trust lists gateways that may state callers. It reads the
+// document, for hops may be checked before the identity is read.
+func (d *decoder) hasDelegates() bool {
+	trust := d.root.object("identity").value("trust")
+	if trust == nil || trust.Kind != yaml.MappingNode {
+		return false
+	}
+	for i := 1; i < len(trust.Content); i += 2 {
+		if len((mapping{trust.Content[i]}).words("delegates")) > 0 {
+			return true
+		}
+	}
+	return false
+}

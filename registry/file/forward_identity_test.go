@@ -1,6 +1,7 @@
 package file
 
 import (
+	"os"
 	"path/filepath"
 	"reflect"
 	"strings"
@@ -64,6 +65,46 @@ services:
 		}
 		if got := strings.Contains(cfg.Warnings.Error(), "whoever can connect to an endpoint can say by such a header who it is"); got != want {
 			t.Errorf("%q: got the warning: %v, want it: %v; all are %v", trust, got, want, cfg.Warnings)
+		}
+	}
+}
+
+// Without gateways that may state callers there is nobody to append.
+func TestAppendForwardWithoutDelegatesIsWarnedOf(t *testing.T) {
+	const listed = ", delegates: [\"spiffe://corp.example/gw\"]"
+	for _, row := range []struct {
+		mode, trust string
+		want        bool
+	}{
+		{"appendForward", "", true},
+		{"appendForward", listed, false},
+		{"sanitizeSet", "", false},
+		{"none, assertion: true", "", false},
+	} {
+		for _, identityFirst := range []bool{true, false} {
+			identity := "identity: {trust: {corp.example: {caFile: gw.crt" + row.trust + "}}}\n"
+			text := `listeners: [{address: "127.0.0.1:1001", protocols: [connect]}]
+services:
+  - {name: a.example.com, ports: [1], via: [{hbone: "gw.example.com:1", certificateFile: gw.crt, keyFile: gw.key, trust: corp.example, peers: ["spiffe://corp.example/gw"], forwardIdentity: {xfcc: ` + row.mode + `}}]}
+`
+			if identityFirst {
+				text = identity + text
+			} else {
+				text += identity
+			}
+			dir := private(t, "testdata/good")
+			path := filepath.Join(dir, "append.yaml")
+			if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			cfg, err := Load(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := cfg.Warnings != nil && strings.Contains(cfg.Warnings.Error(), "append.yaml:") && strings.Contains(cfg.Warnings.Error(), "appendForward does what sanitizeSet does")
+			if got != row.want {
+				t.Errorf("%s, %q: got the warning: %v, want it: %v; all are %v", row.mode, row.trust, got, row.want, cfg.Warnings)
+			}
 		}
 	}
 }

@@ -174,6 +174,9 @@ func (d *decoder) checkAccess(n *yaml.Node, protocol string, hasTLS bool) {
 			d.errorf(keyOf(n, "forwardIdentity"), "leave it out", "forwardIdentity has no effect: the server behind the gateway is not told")
 		default:
 			d.needCertificate(n, "forwardIdentity")
+			if xfcc := (mapping{n}).object("forwardIdentity").value("xfcc"); xfcc != nil && xfcc.Value == "appendForward" && !d.hasDelegates() {
+				d.warnf(xfcc, "list the gateways: identity: {trust: {DOMAIN: {delegates: [...], ...}}}, or write sanitizeSet", "appendForward does what sanitizeSet does: no trust of identity has delegates, so no gateway states callers to append")
+			}
 		}
 	}
 	if protocol == "hbone" {
