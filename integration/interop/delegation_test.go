@@ -10,8 +10,11 @@ import (
 	"encoding/binary"
 	"fmt"
 	"io"
+	"maps"
 	"net"
+	"net/netip"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -114,7 +117,7 @@ frontend tls
 	mode tcp
 	log global
 	log-format "caller %%[var(txn.caller)] through %%[ssl_c_s_dn(CN)]"
-	bind %s ssl crt %s ca-file %s verify required
+	bind %s ssl crt %s ca-file %s verify optional
 	tcp-request inspect-delay 10s
 	tcp-request content reject unless { ssl_c_used } { ssl_c_s_dn(CN) gw }
 	tcp-request content lua.caller
@@ -128,6 +131,7 @@ backend inside
 frontend inside
 	mode http
 	bind %s accept-proxy
+	http-request deny unless { fc_pp_authority haproxy.test }
 	http-request return status 200 content-type text/plain lf-string "hello %%[src], who asked for %%[fc_pp_authority]\n"
 `, lua, addr, d.write(t, "haproxy.pem", string(d.service.CertPEM)+string(d.service.KeyPEM)), d.ca, inside, inside)))
 	p.listens(t, inside)
@@ -177,7 +181,7 @@ func TestServicesProveWhoCalls(t *testing.T) {
 `, name, to, svc, shopID)
 		edge += fmt.Sprintf("  - {name: %s, ports: [443], via: [{hbone: %%[1]q, key: gw, trust: example.test, peers: [%q], forwardIdentity: true}]}\n", name, innerID)
 	}
-	names := strings.Join([]string{"go.test", "node.test", "java.test", "haproxy.test"}, ", ")
+	names := strings.Join(slices.Sorted(maps.Keys(services)), ", ")
 	second := startGateway(t, "--config", d.write(t, "inner.yaml", fmt.Sprintf(`cluster: inner
 listeners:
   - {address: "127.0.0.1:%s", tls: {key: gw, trust: example.test, protocols: [hbone]}}
@@ -318,6 +322,39 @@ services:
 				}
 			})
 		}
+	}
+}
+
+// HAProxy decides by the certificate of the TLS session that a header is in, and by the name in the
+// header: only the gateway is heard, and it reaches only what the frontend is for.
+func TestHAProxyDecidesBySessionAndHeader(t *testing.T) {
+	d := newDelegationWorld(t)
+	addr, _ := d.haproxyService(t)
+	for _, row := range []struct {
+		name, authority string
+		by              []tls.Certificate
+		want            string // the status line; "" where it is not heard
+	}{
+		{"the gateway", "haproxy.test", []tls.Certificate{d.inner.TLS}, "HTTP/1.1 200 "},
+		{"the gateway, for another name", svc, []tls.Certificate{d.inner.TLS}, "HTTP/1.1 403 "},
+		{"a client without a certificate", "haproxy.test", nil, ""},
+		{"a client with its own certificate", "haproxy.test", []tls.Certificate{d.client.TLS}, ""},
+	} {
+		t.Run(row.name, func(t *testing.T) {
+			c, err := tls.DialWithDialer(&net.Dialer{Timeout: patience}, "tcp", addr, &tls.Config{Certificates: row.by, InsecureSkipVerify: true})
+			must(t, err)
+			defer c.Close()
+			_ = c.SetDeadline(time.Now().Add(patience))
+			h := proxyproto.Header{Version: 2, Authority: row.authority, Caller: clientID,
+				Source: netip.MustParseAddrPort("198.51.100.9:1234"), Destination: netip.MustParseAddrPort("192.0.2.1:443")}
+			b, err := h.Append(nil)
+			must(t, err)
+			_, _ = c.Write(append(b, "GET / HTTP/1.1\r\nHost: haproxy.test\r\nConnection: close\r\n\r\n"...))
+			got, _ := io.ReadAll(c)
+			if row.want == "" && len(got) > 0 || !strings.HasPrefix(string(got), row.want) {
+				t.Errorf("got %q, want %q", got, row.want)
+			}
+		})
 	}
 }
 
