@@ -555,9 +555,7 @@ func (x *clientSession) serveControl(req *tunnel.Request) {
 			_ = x.carrier.Close()
 		})
 	})
-	if err := s.read(x.handle); err != nil {
-		x.fail(fmt.Errorf("reverse: the control stream ended: %w", err))
-	}
+	x.fail(fmt.Errorf("reverse: the control stream ended: %w", s.read(x.handle)))
 }
 
 func (x *clientSession) fail(err error) {

@@ -208,7 +208,7 @@ func (s *controlStream) watch(done <-chan struct{}, carrier *carrierConn, dead f
 	}
 }
 
-// read calls handle with each line, until the stream ends or handle fails.
+// read calls handle with each line, until the stream ends or handle fails, and returns why.
 func (s *controlStream) read(handle func(*control) error) error {
 	r := bufio.NewReader(s.conn)
 	for {
