@@ -85,6 +85,9 @@ type Groups struct {
 	used atomic.Bool   // a name was registered, ever
 	turn atomic.Uint32 // of equal sessions
 
+	once    sync.Once
+	changed chan struct{} // set by once: names have changed, for a Keeper
+
 	mu     sync.RWMutex // guards what follows
 	names  map[tunnel.Pattern]*heldName
 	groups map[string][]*Membership
@@ -261,25 +264,38 @@ func (g *Groups) add(m *Membership, listed bool) error {
 	case h != nil && h.members >= maxMembers:
 		return tunnel.Refusef(tunnel.Overload, "reverse: %q has %d sessions, the limit", m.Name, h.members)
 	case h == nil:
-		if n, most := g.owned[m.Owner], cmp.Or(g.NamesPerOwner, DefaultNamesPerOwner); n >= most {
+		if n := g.owned[m.Owner]; n >= g.namesPerOwner() {
 			return tunnel.Refusef(tunnel.Overload, "reverse: %q: the owner has %d names, the limit", m.Name, n)
 		}
 		if len(g.names) >= maxNames {
 			return tunnel.Refusef(tunnel.Overload, "reverse: %q: %d names are registered, the limit", m.Name, len(g.names))
 		}
-		if g.names == nil {
-			g.names, g.groups, g.owned = map[tunnel.Pattern]*heldName{}, map[string][]*Membership{}, map[string]int{}
-		}
-		h = &heldName{name: m.Name, owner: m.Owner}
-		g.names[m.Name] = h
-		g.owned[m.Owner]++
-		g.used.Store(true)
+		h = g.hold(m.Name, m.Owner)
 	}
-	h.members++
+	if h.members++; h.members == 1 {
+		g.tellChange()
+	}
 	g.groups[m.group] = append(slices.Clip(g.groups[m.group]), m)
 	g.setLive(h, m, listed)
 	return nil
 }
+
+// hold gives a name that is free to an owner. The caller holds mu.
+func (g *Groups) hold(name tunnel.Pattern, owner string) *heldName {
+	if g.names == nil {
+		g.names, g.owned = map[tunnel.Pattern]*heldName{}, map[string]int{}
+	}
+	if g.groups == nil {
+		g.groups = map[string][]*Membership{}
+	}
+	h := &heldName{name: name, owner: owner}
+	g.names[name] = h
+	g.owned[owner]++
+	g.used.Store(true)
+	return h
+}
+
+func (g *Groups) namesPerOwner() int { return cmp.Or(g.NamesPerOwner, DefaultNamesPerOwner) }
 
 // errTaken is part of the error for a name that another owner has.
 var errTaken = errors.New("belongs to another owner")
@@ -378,6 +394,7 @@ func (m *Membership) Leave() {
 	if h := g.names[m.Name]; h != nil {
 		if h.members--; h.members == 0 {
 			h.until = time.Now().Add(g.holdFor())
+			g.tellChange()
 		}
 	}
 	g.mu.Unlock()

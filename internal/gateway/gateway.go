@@ -74,6 +74,7 @@ type Gateway struct {
 	site      *join.Site // the peers that have joined
 	groups    *reverse.Groups
 	sessions  *reverse.Server // of connectors
+	keeper    *reverse.Keeper // of groups
 	connector *connector      // of Config.Reverse
 	loops     *tunnel.Loops
 	relay     *tunnel.Relay
@@ -168,6 +169,7 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 	}
 	direct := &tunnel.NetDialer{Guard: guard}
 	g.upstreams = &upstream.Transports{Direct: direct, Lookup: cfg.Lookup, Budget: budget, CurrentVia: g.via, Identity: cfg.Identity, ReadFile: cfg.ReadFile, JWTSVID: cfg.JWTSVID, Log: g.log}
+	g.keeper = &reverse.Keeper{Groups: g.groups, Log: g.log}
 	g.upstreams.Group = g.groups.Transport
 	g.registry = &registry.Registry{Live: g.groups.Service, Mesh: cfg.Mesh, Lookup: cfg.Lookup, Refuses: cfg.Refuses, NewTransport: g.upstreams.New, Log: g.log}
 	g.groups.Authorize = g.registry.MayRegister
@@ -229,6 +231,9 @@ func (g *Gateway) openStates(guard *tunnel.Guard, budget *tunnel.Budget) (err er
 func (g *Gateway) closeStates() {
 	if g.site != nil {
 		g.site.Close()
+	}
+	if g.keeper != nil {
+		g.keeper.Close()
 	}
 	if g.ports != nil && g.ports.assignmentFile != nil {
 		g.ports.assignmentFile.close()
@@ -366,6 +371,7 @@ func (g *Gateway) Run(ctx context.Context, now <-chan struct{}) error {
 		g.log.Info("serving", "listener", s.Name(), "address", s.Conn.LocalAddr().String())
 	}
 	run(func() error { return g.connector.run(work) })
+	run(func() error { return g.keeper.Run(work) })
 	g.inbound.serve = g.serveListener(run)
 	g.inbound.serveAll(work)
 	run(func() error { return g.inbound.run(work) })

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/url"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -53,6 +54,13 @@ func (g *Gateway) usePeers(c *Config) {
 func (g *Gateway) useSite(c *Config) {
 	if err := g.site.Use(c.Join); err != nil {
 		g.log.Error("no site can join", "error", err.Error())
+	}
+	kept := ""
+	if c.Join != nil && c.Join.State != "" { // the folder is there since site.Use
+		kept = filepath.Join(c.Join.State, "connectors.json")
+	}
+	if err := g.keeper.Use(kept); err != nil {
+		g.log.Error("names of connectors are not kept from before", "error", err.Error())
 	}
 	g.usePeers(c)
 }

@@ -259,3 +259,17 @@ func TestExposeOutlivesAGateway(t *testing.T) {
 	default:
 	}
 }
+
+// A gateway that begins again with its state knows whose a name is.
+func TestNamesOfConnectorsOutliveTheGateway(t *testing.T) {
+	w := newReverseWorld(t)
+	state := t.TempDir()
+	kept := `{"version": 1, "names": [{"name": "cam.edge.example", "owner": "spiffe://corp.example/ns/edge/sa/two", "left": 600}]}`
+	if err := os.WriteFile(filepath.Join(state, "connectors.json"), []byte(kept), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	w.gatewayRecipe += fmt.Sprintf("site: {key: gw, trust: corp.example, state: %q}\n", state)
+	again := w.startGateway(t).addrs
+	w.expose(t, "spiffe://corp.example/ns/edge/sa/one", again).ends(t, "it belongs to another owner")
+	w.expose(t, "spiffe://corp.example/ns/edge/sa/two", again).says(t, "cam.edge.example is registered")
+}
