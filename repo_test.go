@@ -58,7 +58,7 @@ var layers = []struct {
 	{"registry/file", []string{"identity", "identity/sshkeys", "internal/background", "internal/edits", "internal/filewatch", "policy", "registry", "tunnel"}, "a source knows the table and no other source"},
 	{"registry/alloc", []string{"registry", "tunnel"}, "which port or address is whose is arithmetic and a file"},
 	{"registry/snapshot", []string{"internal/background", "policy", "registry", "registry/alloc", "tunnel"}, "the snapshots of a source are saved whatever source it is"},
-	{"reverse", []string{"policy", "registry", "connect", "connect/h2", "tunnel"}, "sessions of connectors are asked by the table, and speak one carrier whichever they came by"},
+	{"reverse", []string{"policy", "registry", "registry/alloc", "connect", "connect/h2", "tunnel"}, "sessions of connectors are asked by the table, and speak one carrier whichever they came by"},
 	{"nat", nil, "what is asked of routers and STUN servers has nothing to do with what is behind the ports"},
 	{"nat/upnp", []string{"nat"}, "one way of asking, with the library it needs"},
 	{"registry/peer/join", []string{"connect", "connect/h2", "identity", "identity/bundle", "registry", "registry/alloc", "registry/peer", "tunnel"}, "how a site becomes a peer: tokens, keys and a stream; what peers exchange then is not its business"},
