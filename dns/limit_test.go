@@ -2,6 +2,7 @@ package dns
 
 import (
 	"bytes"
+	"hash/maphash"
 	"log/slog"
 	"net/netip"
 	"strings"
@@ -18,6 +19,7 @@ func TestRateLimit(t *testing.T) {
 	s := &Server{Zones: []string{"mesh.internal"}, Names: func() Names { return shop() }, RateLimit: 10, RecursionClients: prefixes("192.0.3.0/24"), RateLimitExempt: prefixes("192.0.4.0/24")}
 	s.now = func() time.Time { return c.now }
 	s.init()
+	s.rules.Load().rate.seed = seedWithoutSharing("192.0.2.1", "192.0.5.1", "2001:db8::1", "2001:db8:0:100::1")
 	b := message(t, q(known, dns.TypeA), nil)
 	bad := message(t, q(known, dns.TypeA), func(b []byte) []byte { b[5] = 0; return b })
 	ask := func(tr Transport, from string, b []byte) (answered, slipped int) {
@@ -137,5 +139,19 @@ func TestComplaints(t *testing.T) {
 	}
 	if strings.Contains(strings.ToLower(buf.String()), "secret") || strings.Contains(buf.String(), "192.0.2.77") {
 		t.Errorf("a name or a full address is logged:\n%s", buf.String())
+	}
+}
+
+// seedWithoutSharing returns a seed by which none of the addresses shares a slot with another, as
+// two of them may by chance.
+func seedWithoutSharing(addrs ...string) maphash.Seed {
+	for {
+		seed, slots := maphash.MakeSeed(), map[uint64]bool{}
+		for _, a := range addrs {
+			slots[maphash.Comparable(seed, network(netip.MustParseAddr(a)))%rateSlots] = true
+		}
+		if len(slots) == len(addrs) {
+			return seed
+		}
 	}
 }
