@@ -17,7 +17,7 @@ import (
 )
 
 // The drain is shorter here than by default, where it takes 30 seconds.
-const drainConfig = "drain: {delay: 1s, timeout: 4s}"
+const drainConfig = "drain: {delay: 1s, timeout: 10s}"
 
 // After SIGTERM the gateway is no longer ready at once, accepts for the
 // delay and then no more; tunnels that end in time end in order, and
@@ -25,7 +25,7 @@ const drainConfig = "drain: {delay: 1s, timeout: 4s}"
 func TestDrain(t *testing.T) {
 	t.Parallel()
 	const (
-		delay, timeout = time.Second, 4 * time.Second
+		delay, timeout = time.Second, 10 * time.Second
 		last           = timeout / 5
 		left           = 40
 	)
