@@ -212,6 +212,10 @@ listeners: [{address: "127.0.0.1:1", protocols: [connect]}]
 	}
 	before := near.Status().Generation
 	far.write(t, "tokens.txt", "ci:"+digestOf("t-two")+"\n")
+	// Every listener has read the file before the next token is there: a listener that had not would take the first token.
+	for carrier := range hopCarriers {
+		testnet.Eventually(t, patience, func() bool { return tryName(t, near.addrs[0], carrier+".test") != nil }, "by %s the first token is refused", carrier)
+	}
 	// As kubelet does it: another file takes the place of the first.
 	near.write(t, "token.next", "t-two\n")
 	if err := os.Rename(filepath.Join(near.dir, "token.next"), filepath.Join(near.dir, "token")); err != nil {
