@@ -41,7 +41,7 @@ var uncaught = map[string]string{
 	"internal/gateway/http3.go http3Sockets.shutdown":                     "stops servers",
 	"internal/gateway/connector.go connector.run":                         "it waits for a client, whose sessions recover",
 	"internal/gateway/gateway.go Gateway.Run":                             "runs a server, which recovers for each connection",
-	"internal/gateway/gateway.go Gateway.drain":                           "stops servers",
+	"internal/gateway/drain.go Gateway.drain":                             "stops servers",
 	"nat/announce.go announcements.start":                                 "hear recovers",
 	"nat/upnp/upnp.go find":                                               "sends searches, and reads nothing",
 	"registry/checks/checker.go Checker.start":                            "ask recovers, and the rest hands on its result",

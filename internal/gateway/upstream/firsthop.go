@@ -1,0 +1,118 @@
+package upstream
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/netip"
+	"sync"
+
+	"culvert.dev/connect"
+	"culvert.dev/connect/h3"
+	"culvert.dev/registry"
+	"culvert.dev/tunnel"
+)
+
+// A budgetDialer dials gateways by connections that carry many tunnels: each
+// connection takes a descriptor of the budget, and its tunnels take none.
+type budgetDialer struct {
+	tunnel.Dialer
+	budget *tunnel.Budget
+}
+
+// DialContext implements tunnel.Dialer.
+func (d budgetDialer) DialContext(ctx context.Context, network, addr string) (net.Conn, error) {
+	if !d.budget.Take(1) {
+		return nil, tunnel.Refusef(tunnel.Overload, "the %d descriptors for connections are taken", d.budget.Limit)
+	}
+	c, err := d.Dialer.DialContext(ctx, network, addr)
+	if err != nil {
+		d.budget.Give(1)
+		return nil, err
+	}
+	return &budgetConn{Conn: c, release: sync.OnceFunc(func() { d.budget.Give(1) })}, nil
+}
+
+// A budgetConn gives its descriptor back when it is closed.
+type budgetConn struct {
+	net.Conn
+	release func()
+}
+
+// Close implements net.Conn.
+func (c *budgetConn) Close() error {
+	defer c.release()
+	return c.Conn.Close()
+}
+
+// CloseWrite implements tunnel.Stream.
+func (c *budgetConn) CloseWrite() error {
+	if w, ok := c.Conn.(tunnel.Stream); ok {
+		return w.CloseWrite()
+	}
+	return errors.ErrUnsupported
+}
+
+// FirstHop returns what dials a host and a port that an operator has named.
+func (t *Transports) FirstHop() tunnel.Dialer { return firstHopDialer{t} }
+
+// A firstHopDialer dials the first hop, which is a host and a port.
+type firstHopDialer struct{ transports *Transports }
+
+// DialContext implements tunnel.Dialer. The addresses of a name are tried at once where
+// the first one does not answer soon.
+func (d firstHopDialer) DialContext(ctx context.Context, _, addr string) (net.Conn, error) {
+	to, err := connect.ParseAuthority(addr)
+	if err != nil {
+		return nil, err
+	}
+	if to.Addr.IsValid() {
+		return d.transports.Direct.DialEndpoint(ctx, tunnel.Endpoint{Addr: netip.AddrPortFrom(to.Addr, to.Port), Named: true})
+	}
+	host := to.Name.String()
+	addrs, err := d.transports.addresses(ctx, host)
+	if err != nil {
+		return nil, err
+	}
+	return race(ctx, min(len(addrs), maxFirstHopAddrs), func(ctx context.Context, i int) (net.Conn, error) {
+		return d.transports.Direct.DialEndpoint(ctx, tunnel.Endpoint{Addr: netip.AddrPortFrom(addrs[i], to.Port), Host: host, Named: registry.IsLocalhost(host)})
+	})
+}
+
+// maxFirstHopAddrs is how many addresses of the first hop are tried.
+const maxFirstHopAddrs = 3
+
+// addresses returns those of the first hop's name; there is at least one.
+func (t *Transports) addresses(ctx context.Context, host string) ([]netip.Addr, error) {
+	if registry.IsLocalhost(host) {
+		return []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1}), netip.IPv6Loopback()}, nil
+	}
+	if t.Lookup == nil {
+		return nil, tunnel.Refusef(tunnel.LookupError, "gateway %q: no DNS resolver is configured", host)
+	}
+	addrs, err := t.Lookup(ctx, host)
+	if err != nil {
+		reason := tunnel.LookupError
+		if ne := net.Error(nil); errors.As(err, &ne) && ne.Timeout() {
+			reason = tunnel.LookupTime
+		}
+		return nil, tunnel.Refusef(reason, "lookup of gateway %q: %w", host, err)
+	}
+	if len(addrs) == 0 {
+		return nil, tunnel.Refusef(tunnel.LookupError, "gateway %q has no address", host)
+	}
+	return addrs, nil
+}
+
+// listenUDP opens a UDP socket to reach the first hop at the address to, of a
+// host that the configuration names.
+func (t *Transports) listenUDP(ctx context.Context, host string, to netip.AddrPort) (net.PacketConn, error) {
+	_, err := netip.ParseAddr(host)
+	written := err == nil || registry.IsLocalhost(host)
+	if err := t.Direct.Guard.CheckUDP(to, written); err != nil {
+		return nil, err
+	}
+	return h3.Listen(ctx, to)
+}
+
+// A gatewayList asks gateways in order until one dials. The client has been
