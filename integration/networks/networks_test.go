@@ -135,8 +135,12 @@ func (s *site) run(ns *netns.NS, name, sub, content string) (stop func(os.Signal
 	}
 	// Not ended by the context of the test, which is over before Cleanup.
 	cmd := ns.Command(context.Background(), culvert, sub, "--config", config, "--admin", "unix:"+s.socket(name))
-	var log bytes.Buffer
-	cmd.Stderr = &log
+	log, err := os.OpenFile(s.logFile(name), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	defer log.Close()
+	cmd.Stderr = log
 	if err := cmd.Start(); err != nil {
 		s.t.Fatal(err)
 	}
@@ -150,7 +154,7 @@ func (s *site) run(ns *netns.NS, name, sub, content string) (stop func(os.Signal
 		running = false
 		_ = cmd.Process.Signal(sig)
 		<-ended
-		report(s.t, name, log.String())
+		report(s.t, name, s.logged(name))
 	}
 	s.t.Cleanup(func() { stop(syscall.SIGKILL) })
 	testnet.Eventually(s.t, patience, func() bool {
@@ -169,6 +173,18 @@ func report(t *testing.T, name, said string) {
 	if t.Failed() {
 		t.Logf("%s said:\n%s", name, said)
 	}
+}
+
+func (s *site) logFile(name string) string { return filepath.Join(s.dir, name+".log") }
+
+// logged returns what a program has logged until now.
+func (s *site) logged(name string) string {
+	s.t.Helper()
+	log, err := os.ReadFile(s.logFile(name))
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return string(log)
 }
 
 func (s *site) socket(name string) string { return filepath.Join(s.dir, name+".sock") }

@@ -73,20 +73,26 @@ func newSite(t testing.TB, name string) *site {
 // set has the site serve services, by policies.
 func (s *site) set(t testing.TB, what ...any) {
 	t.Helper()
-	s.own = registry.Snapshot{Mesh: &registry.Mesh{Zone: "mesh.example"}}
-	for _, w := range what {
-		switch w := w.(type) {
-		case *registry.Service:
-			s.own.Services = append(s.own.Services, w)
-		case *policy.Policy:
-			s.own.Policies = append(s.own.Policies, w)
-		}
-	}
+	s.own = snapshotOf(what...)
 	table, err := registry.Merge(s.own)
 	if err != nil {
 		t.Fatal(err)
 	}
 	s.table.Swap(table)
+}
+
+// snapshotOf has services and policies.
+func snapshotOf(what ...any) registry.Snapshot {
+	out := registry.Snapshot{Mesh: &registry.Mesh{Zone: "mesh.example"}}
+	for _, w := range what {
+		switch w := w.(type) {
+		case *registry.Service:
+			out.Services = append(out.Services, w)
+		case *policy.Policy:
+			out.Policies = append(out.Policies, w)
+		}
+	}
+	return out
 }
 
 // run runs the source of the site until ctx is done.
@@ -748,7 +754,6 @@ func TestNoTransit(t *testing.T) {
 	r := registry.Registry{}
 	im := &importer{Config: &Config{Name: "west", Zones: patterns("*.west.example")}}
 	foreign, _ := im.service(&Service{Key: "k", Names: []string{"a.west.example"}}, "west")
-	everybody := &policy.Policy{Name: "all", Verb: policy.Catalog, Action: policy.Allow, Rules: []policy.Rule{{}}}
 	table, err := registry.Merge(registry.Snapshot{Services: []*registry.Service{foreign, service("own.example")}, Policies: []*policy.Policy{everybody}})
 	if err != nil {
 		t.Fatal(err)

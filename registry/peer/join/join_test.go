@@ -2,11 +2,13 @@ package join
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/json"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/netip"
 	"os"
@@ -193,6 +195,8 @@ func TestJoin(t *testing.T) {
 // Of many that use one token at once, one joins.
 func TestTokenWorksOnce(t *testing.T) {
 	east := newSite(t, "east")
+	var log lockedBuffer
+	east.Log = slog.New(slog.NewTextHandler(&log, nil))
 	token := invite(t, east)
 	const clients = 100
 	sites := make([]*testSite, 4)
@@ -219,6 +223,39 @@ func TestTokenWorksOnce(t *testing.T) {
 	if _, err := join(t, newSite(t, "late"), token); err == nil || !strings.Contains(err.Error(), "was used already") {
 		t.Errorf("a token that was used: %v", err)
 	}
+	// The log has the address of the one that has joined, and of others that have tried.
+	text := log.String()
+	if n := strings.Count(text, `msg="a site has joined"`); n != 1 || !strings.Contains(text, "source=10.0.") {
+		t.Errorf("the log has %d joins, want one with an address:\n%s", n, text)
+	}
+	late := false
+	for line := range strings.Lines(text) {
+		late = late || strings.Contains(line, `msg="a site could not join"`) && strings.Contains(line, "source=10.0.") && strings.Contains(line, "was used already")
+	}
+	if !late {
+		t.Errorf("the log does not have the address of a client that has used the token again:\n%s", text)
+	}
+	if secret := strings.TrimSpace(token); strings.Contains(text, secret) {
+		t.Error("the log has the token")
+	}
+}
+
+// A lockedBuffer may be written and read at the same time.
+type lockedBuffer struct {
+	mu sync.Mutex // guards b
+	b  bytes.Buffer
+}
+
+func (l *lockedBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *lockedBuffer) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
 }
 
 // What is wrong with a token is known before a connection is made.
