@@ -60,8 +60,8 @@ type Caller struct {
 	// its URIs, and not in Client-Cert.
 	ID string
 
-	// Before are clients of gateways on the way, the farthest first: what others have said, and this gateway
-	// believes them. The last one is said by this gateway's client.
+	// Before are clients of gateways on the way, the farthest first: what they state is believed by this gateway.
+	// The last one is stated by its own client.
 	Before []XFCC
 }
 

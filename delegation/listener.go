@@ -50,7 +50,7 @@ type Conn struct {
 	once      sync.Once
 	err       error // these are set by once
 	assertion *Assertion
-	said      proxyHeader
+	header    proxyHeader
 
 	mu          sync.Mutex
 	limit       time.Time // that of the header while it is read, zero before and after; guarded by mu
@@ -60,7 +60,7 @@ type Conn struct {
 // Assertion returns who calls, after the header was read. It is nil, without an error,
 // where the Verifier's Optional permits that.
 func (c *Conn) Assertion() (*Assertion, error) {
-	err := c.Handshake(context.Background())
+	err := c.Handshake(context.Background()) // HeaderTimeout and Close bound it, as in Read, Write and CloseWrite
 	return c.assertion, err
 }
 
@@ -68,7 +68,7 @@ func (c *Conn) Assertion() (*Assertion, error) {
 // asked for. They are zero where the gateway did not say, and where it was not verified.
 // It is to be called after Assertion or Handshake.
 func (c *Conn) Client() (addr netip.AddrPort, authority string) {
-	return c.said.source, c.said.authority
+	return c.header.source, c.header.authority
 }
 
 // Handshake waits for the TLS handshake and the header, and verifies. Canceling ctx closes
@@ -101,10 +101,10 @@ func (c *Conn) handshake(ctx context.Context) error {
 		return err
 	}
 	if h.assertion == "" && c.v.Optional {
-		return nil // nobody has proven anything that it says
+		return nil // nothing in it is proven
 	}
 	if c.assertion, err = c.v.Verify(h.assertion, cs); err == nil {
-		c.said = h
+		c.header = h
 	}
 	return err
 }

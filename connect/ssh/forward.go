@@ -456,7 +456,7 @@ func (v *served) target(reg *reverse.Registration) (*forwardedTCPIP, error) {
 			return &forwardedTCPIP{Host: v.forwards[k].host, Port: uint32(k.port)}, nil
 		}
 	}
-	return nil, tunnel.Refusef(tunnel.DialFailed, "ssh: the client serves %q no more", reg.Name)
+	return nil, tunnel.Refusef(tunnel.DialFailed, "ssh: the client no longer serves %q", reg.Name)
 }
 
 // begin counts a channel that is to be opened.

@@ -360,7 +360,7 @@ func (s *session) endUnused(why error) {
 
 var (
 	errDrained = errors.New("ssh: the gateway is stopping")
-	errDead    = errors.New("ssh: the client is gone without a word")
+	errDead    = errors.New("ssh: the client has closed the connection")
 	errKilled  = errors.New("ssh: the session of the client's names was ended")
 )
 

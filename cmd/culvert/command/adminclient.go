@@ -137,9 +137,9 @@ func (c *adminClient) send(req *http.Request) (io.ReadCloser, error) {
 		return resp.Body, nil
 	}
 	defer resp.Body.Close()
-	said, _ := io.ReadAll(io.LimitReader(resp.Body, 4<<10))
+	answer, _ := io.ReadAll(io.LimitReader(resp.Body, 4<<10))
 	switch {
-	case bytes.HasPrefix(said, []byte("culvert: ")): // as listeners begin what they say
+	case bytes.HasPrefix(answer, []byte("culvert: ")): // as listeners begin what they say
 		return nil, c.noAdminPort("a listener of a gateway")
 	case resp.StatusCode == http.StatusForbidden && method == http.MethodDelete:
 		return nil, &cliError{
@@ -154,11 +154,11 @@ func (c *adminClient) send(req *http.Request) (io.ReadCloser, error) {
 			code: exitFailed,
 		}
 	case resp.StatusCode == http.StatusBadRequest && method == http.MethodPost:
-		return nil, &cliError{err: errors.New(printable(strings.TrimSpace(string(said)))), code: exitFailed}
+		return nil, &cliError{err: errors.New(printable(strings.TrimSpace(string(answer)))), code: exitFailed}
 	case resp.StatusCode == http.StatusNotFound, resp.StatusCode == http.StatusMethodNotAllowed:
 		return nil, c.noAdminPort(fmt.Sprintf("it is the health port, an older culvert or another program: it has no %s %s", method, path))
 	}
-	return nil, fmt.Errorf("the gateway answered %s: %s", resp.Status, printable(strings.TrimSpace(string(said))))
+	return nil, fmt.Errorf("the gateway answered %s: %s", resp.Status, printable(strings.TrimSpace(string(answer))))
 }
 
 // noAdminPort says that what answers is something else.

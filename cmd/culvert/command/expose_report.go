@@ -18,11 +18,11 @@ import (
 	"culvert.dev/tunnel"
 )
 
-// How often what is going on is looked at, and said.
+// Intervals of the report.
 const (
-	exposeEvery   = 200 * time.Millisecond
-	progressEvery = 30 * time.Second // where there is no terminal, and something has moved
-	refusalEvery  = 5 * time.Second  // between two lines about requests that failed
+	exposeEvery   = 200 * time.Millisecond // from one look at the sessions to the next
+	progressEvery = 30 * time.Second       // where there is no terminal, and something has moved
+	refusalEvery  = 5 * time.Second        // between two lines about requests that failed
 )
 
 func newExposeTick() *time.Ticker { return time.NewTicker(exposeEvery) }
@@ -47,27 +47,27 @@ type exposeEvent struct {
 	Out      *int64    `json:"out,omitempty"` // bytes from it
 }
 
-// An exposing says what becomes of an exposed name.
+// An exposing reports on an exposed name: its sessions, its streams and its failed requests.
 type exposing struct {
 	o        *exposeOptions
 	w        io.Writer
 	json     bool
 	terminal bool // one line is written again and again
 
-	said      map[int]string // what was said last about each session
+	reported  map[int]string // the last event of each session
 	connected bool           // there was a session, ever
 	line      string         // the progress that was shown last
 	shown     time.Time      // when
-	failed    time.Time      // when a failed request was told of
+	failed    time.Time      // of the last line about failed requests
 
 	mu       sync.Mutex // guards what follows
 	in, out  int64      // bytes of streams that have ended
-	failures int64      // requests that failed, not told of
+	failures int64      // requests that failed and are not reported yet
 	last     exposeEvent
 }
 
 func newExposing(w io.Writer, o *exposeOptions) *exposing {
-	x := &exposing{o: o, w: w, json: o.output == "json", said: map[int]string{}}
+	x := &exposing{o: o, w: w, json: o.output == "json", reported: map[int]string{}}
 	if c, ok := w.(*cleanWriter); ok {
 		x.terminal = c.color && !x.json
 	}
@@ -121,26 +121,26 @@ func (x *exposing) end() {
 	x.event(exposeEvent{Event: "stopped"}, "stopped")
 }
 
-// A sessionNews is what there is to say about one session.
-type sessionNews struct {
+// A sessionReport describes what has become of one session.
+type sessionReport struct {
 	event  string
 	text   string
 	reason string
 	err    string
 	hint   string
-	never  bool // nothing but a change by somebody makes it better
-	taken  bool // the name is another owner's by now
+	never  bool // a new attempt fails, too, until the configuration of one side changes
+	taken  bool // the name belongs to another owner
 }
 
-// look says what is new about the sessions, and returns an error if no gateway will ever
-// take the name.
+// look reports what has changed of the sessions. It returns an error if no gateway will ever
+// accept the name.
 func (x *exposing) look(sessions []reverse.SessionState) error {
-	var hopeless *sessionNews
+	var hopeless *sessionReport
 	var of string
 	hope := len(sessions) == 0
 	for i := range sessions {
 		s := &sessions[i]
-		n := x.news(s)
+		n := x.report(s)
 		x.connected = x.connected || s.Connected && n.event != "refused"
 		switch {
 		case n.never && (n.taken || !x.connected): // policies that let us in once may do so again
@@ -150,8 +150,8 @@ func (x *exposing) look(sessions []reverse.SessionState) error {
 		case !errors.Is(s.Err, reverse.ErrSameReplica):
 			hope = true
 		}
-		if key := n.event + n.hint; n.event != "" && x.said[i] != key {
-			x.said[i] = key
+		if key := n.event + n.hint; n.event != "" && x.reported[i] != key {
+			x.reported[i] = key
 			x.event(exposeEvent{Event: n.event, Gateway: s.Gateway, Reason: n.reason, Error: n.err, Hint: n.hint}, "%s: %s", s.Gateway, n.text)
 		}
 	}
@@ -161,15 +161,15 @@ func (x *exposing) look(sessions []reverse.SessionState) error {
 	return &cliError{err: fmt.Errorf("no gateway takes %q: %s: %s", x.o.name, of, hopeless.text), hint: hopeless.hint, code: exitFailed}
 }
 
-// news returns what there is to say about s. No event means that there is nothing.
-func (x *exposing) news(s *reverse.SessionState) sessionNews {
+// report returns the report on s. Without an event there is nothing to report.
+func (x *exposing) report(s *reverse.SessionState) sessionReport {
 	if s.Connected {
 		for i := range s.Names {
 			r := &s.Names[i]
 			if r.Reason == "" {
 				continue
 			}
-			n := sessionNews{event: "refused", reason: string(r.Reason), err: r.Error, never: true, taken: r.Taken, text: fmt.Sprintf("the gateway refuses %s: %s", r.Name, r.Error)}
+			n := sessionReport{event: "refused", reason: string(r.Reason), err: r.Error, never: true, taken: r.Taken, text: fmt.Sprintf("the gateway refuses %s: %s", r.Name, r.Error)}
 			switch {
 			case r.Taken:
 				n.hint = "take another name, or the credentials of its owner; \"culvert connectors\" at the gateway says whose it is"
@@ -179,14 +179,14 @@ func (x *exposing) news(s *reverse.SessionState) sessionNews {
 			return n
 		}
 		if s.Draining {
-			return sessionNews{event: "lost", text: "the gateway is about to stop"}
+			return sessionReport{event: "lost", text: "the gateway is about to stop"}
 		}
-		return sessionNews{event: "session", text: x.o.name + " is registered"}
+		return sessionReport{event: "session", text: x.o.name + " is registered"}
 	}
 	if s.Err == nil || errors.Is(s.Err, reverse.ErrSameReplica) {
-		return sessionNews{}
+		return sessionReport{}
 	}
-	n := sessionNews{event: "waiting", err: s.Error, reason: string(tunnel.ReasonOf(s.Err))}
+	n := sessionReport{event: "waiting", err: s.Error, reason: string(tunnel.ReasonOf(s.Err))}
 	n.hint, n.never = sessionHint(s.Err)
 	n.text = "no session: " + s.Error
 	if !n.never {
@@ -195,8 +195,8 @@ func (x *exposing) news(s *reverse.SessionState) sessionNews {
 	return n
 }
 
-// sessionHint says what to do about a session that can't be opened, and whether it never can
-// unless somebody does so.
+// sessionHint returns what to do about a session that can't be opened, and whether a new attempt
+// fails, too, until that is done.
 func sessionHint(err error) (hint string, never bool) {
 	var (
 		unknown x509.UnknownAuthorityError

@@ -85,10 +85,10 @@ func printIdentity(line func(what, format string, args ...any), s *identityStatu
 			ids[i] = v.ID
 		}
 		line("spiffe", "%s: SVIDs %s; bundles %s", api.Socket, orNothing(ids), orNothing(api.Bundles))
-		said := map[string]bool{}
+		seen := map[string]bool{}
 		for _, stream := range api.Streams {
-			if stream.Problem != "" && !said[stream.Problem] {
-				said[stream.Problem] = true
+			if stream.Problem != "" && !seen[stream.Problem] {
+				seen[stream.Problem] = true
 				line("spiffe", "%s", stream.Problem)
 			}
 		}

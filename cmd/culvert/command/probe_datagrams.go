@@ -82,7 +82,7 @@ func (p *prober) udp(ctx context.Context) error {
 	}
 	defer conn.Close()
 	err := p.step(serviceStep, func() (string, error) {
-		said := make([]byte, 1<<16)
+		answer := make([]byte, 1<<16)
 		for {
 			if _, err := conn.Write(p.send); err != nil {
 				return "", err
@@ -92,10 +92,10 @@ func (p *prober) udp(ctx context.Context) error {
 				deadline = d
 			}
 			_ = conn.SetReadDeadline(deadline)
-			n, err := conn.Read(said)
+			n, err := conn.Read(answer)
 			switch {
 			case err == nil:
-				return describeAnswer(said[:n]), nil
+				return describeAnswer(answer[:n]), nil
 			case !errors.Is(err, os.ErrDeadlineExceeded):
 				return "", err
 			case ctx.Err() != nil:

@@ -93,11 +93,11 @@ func (p *prober) listen(ctx context.Context, conn net.Conn) error {
 			deadline = d
 		}
 		_ = conn.SetReadDeadline(deadline)
-		said := make([]byte, 64)
-		n, err := conn.Read(said)
+		first := make([]byte, 64)
+		n, err := conn.Read(first)
 		switch {
 		case n > 0:
-			return fmt.Sprintf("it speaks first: %q", said[:n]), nil
+			return fmt.Sprintf("it speaks first: %q", first[:n]), nil
 		case errors.Is(err, os.ErrDeadlineExceeded):
 			return "it waits for the client: the connection stays open", nil
 		}
