@@ -22,7 +22,6 @@ import (
 	"culvert.dev/internal/admin"
 	"culvert.dev/internal/background"
 	"culvert.dev/internal/gateway"
-	"culvert.dev/internal/kube"
 	"culvert.dev/nat/upnp"
 	"culvert.dev/registry/file"
 )
@@ -115,7 +114,7 @@ func runGateway(ctx context.Context, now <-chan struct{}, stderr io.Writer, o *g
 	cfg.Log, cfg.Health = log, o.health
 	cfg.DroppedLogLines = func() float64 { return float64(out.Dropped()) }
 	sources, followed := o.sources(c, log)
-	kube.Logs(log)
+	logKube(log)
 	k8s, err := newKube(c, log)
 	if err != nil {
 		return err

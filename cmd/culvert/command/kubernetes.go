@@ -1,3 +1,5 @@
+//go:build !nokube
+
 package command
 
 import (
@@ -17,6 +19,18 @@ import (
 	"culvert.dev/tunnel"
 )
 
+// What differs in a program without Kubernetes: see nokube.go.
+type (
+	kubeReader = kube.Kube
+	kubeReport = kube.Status
+)
+
+// checkKube returns an error if this program can't keep the section for Kubernetes.
+func checkKube(*file.Config) error { return nil }
+
+// logKube has the Kubernetes client write to log.
+func logKube(log *slog.Logger) { kube.Logs(log) }
+
 // kubeSources are the sources of Kubernetes that a running gateway has, which follow the
 // file.
 type kubeSources struct {
@@ -27,12 +41,12 @@ type kubeSources struct {
 
 // A kubeState is not changed.
 type kubeState struct {
-	current *kube.Kube // nil for none
-	before  *kube.Kube // the last one that knew the Services of its cluster
+	current *kubeReader // nil for none
+	before  *kubeReader // the last one that knew the Services of its cluster
 }
 
 // use has k be the current one, which was made of c.
-func (s *kubeSources) use(c *file.Config, k *kube.Kube) {
+func (s *kubeSources) use(c *file.Config, k *kubeReader) {
 	next := &kubeState{current: k}
 	if was := s.state.Load(); was != nil {
 		next.before = was.before
@@ -59,7 +73,7 @@ func kubeSettings(c *file.Config) kube.Config {
 }
 
 // kube returns the current one; nil for none.
-func (s *kubeSources) kube() *kube.Kube { return s.state.Load().current }
+func (s *kubeSources) kube() *kubeReader { return s.state.Load().current }
 
 // refuses is gateway.Config.Refuses. As long as the current one does not know the Services
 // of its cluster, the one before it judges, whose services are served until then.
@@ -95,7 +109,7 @@ func (s *kubeSources) group(ctx context.Context, g kube.Gateway) *registry.Group
 }
 
 // newKube makes what c says of Kubernetes; nil where it says nothing.
-func newKube(c *file.Config, log *slog.Logger) (*kube.Kube, error) {
+func newKube(c *file.Config, log *slog.Logger) (*kubeReader, error) {
 	if c.Kubernetes == nil {
 		return nil, nil
 	}

@@ -8,7 +8,6 @@ import (
 	"sync/atomic"
 
 	"culvert.dev/internal/gateway"
-	"culvert.dev/internal/kube"
 	"culvert.dev/registry"
 	"culvert.dev/registry/file"
 )
@@ -34,7 +33,7 @@ type reloader struct {
 	used bool           // a file was read since the start
 
 	next     gateway.Config // of what load has returned last
-	nextKube *kube.Kube     // of the same, where it differs from what is in force
+	nextKube *kubeReader    // of the same, where it differs from what is in force
 	differs  bool
 }
 

@@ -167,6 +167,7 @@ func callAs(root *cobra.Command, program string) {
 
 // New returns the root command.
 func New() *cobra.Command {
+	var asked bool // for the version
 	root := &cobra.Command{
 		Use:   "culvert",
 		Short: "Join services across networks without a VPN",
@@ -179,10 +180,16 @@ right service inside. It never decrypts: mutual TLS goes end to end.`,
 		SilenceErrors: true,
 		SilenceUsage:  true,
 		Args:          subcommand,
-		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
-		Version:       version,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if asked {
+				_, err := io.WriteString(cmd.OutOrStdout(), versionLine())
+				return err
+			}
+			return cmd.Help()
+		},
 	}
-	root.SetVersionTemplate(versionLine())
+	// Not cobra's own flag: its template would have the linker keep every exported method.
+	root.Flags().BoolVarP(&asked, "version", "v", false, "print the version")
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return usageError(fmt.Sprintf("see %q", cmd.CommandPath()+" --help"), "%w", err)
 	})

@@ -205,6 +205,9 @@ func settings(c *file.Config, cfg *gateway.Config) (err error) {
 	if err := checkIdentity(c.Identity); err != nil {
 		return err
 	}
+	if err := checkKube(c); err != nil {
+		return err
+	}
 	if cfg.Peers, err = peersOf(c); err != nil {
 		return err
 	}

@@ -16,7 +16,6 @@ import (
 
 	"culvert.dev/identity/jwt"
 	"culvert.dev/internal/gateway"
-	"culvert.dev/internal/kube"
 	"culvert.dev/registry"
 )
 
@@ -103,7 +102,7 @@ func runStatus(ctx context.Context, w io.Writer, o *statusOptions) error {
 // package gateway does not know taken apart.
 type runningStatus struct {
 	gateway.Status
-	Kubernetes *kube.Status    `json:"kubernetes,omitempty"`
+	Kubernetes *kubeReport     `json:"kubernetes,omitempty"`
 	Identity   *identityStatus `json:"identity,omitempty"`
 }
 
