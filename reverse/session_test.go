@@ -384,6 +384,7 @@ func TestDeadPathsAreFound(t *testing.T) {
 	close(dead)
 	eventually(t, "the gateway has found it", func() bool { return slices.Contains(g.outcomes(), tunnel.Idle) })
 	eventually(t, "the connector has found it", func() bool { l := g.Sessions(); return len(l) == 1 && l[0].ID != id })
+	eventually(t, "the name is registered again", func() bool { return g.members("cam.edge.example") == 1 })
 	if _, line, err := g.dial(t, "cam.edge.example", 443); err != nil || line != "cam.edge.example:443" {
 		t.Errorf("after that: got %q and %v", line, err)
 	}
