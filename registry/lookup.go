@@ -2,9 +2,13 @@ package registry
 
 import (
 	"cmp"
+	"context"
+	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
+	"sync"
 
 	"culvert.dev/tunnel"
 )
@@ -209,4 +213,120 @@ func count(n int) string {
 		return "1 service is"
 	}
 	return fmt.Sprintf("%d services are", n)
+}
+
+// failures are the lookups that went wrong.
+type failures struct {
+	errs          []error
+	all, timeouts int
+}
+
+func (f *failures) add(host string, err error) {
+	f.errs = append(f.errs, fmt.Errorf("lookup of %q: %w", host, err))
+	f.all++
+	var t interface{ Timeout() bool }
+	if errors.As(err, &t) && t.Timeout() {
+		f.timeouts++
+	}
+}
+
+// lookupAll looks up each DNS name once. The answers are in the order of their
+// endpoints; there are none if no endpoint has a DNS name.
+func (r *Registry) lookupAll(ctx context.Context, eps []Endpoint) (answers [][]netip.Addr, failed failures) {
+	type lookup struct {
+		addrs []netip.Addr
+		err   error
+	}
+	var byHost map[string]*lookup
+	for _, ep := range eps {
+		if ep.Host == "" || ep.isBehind() {
+			continue
+		}
+		if byHost == nil {
+			byHost = map[string]*lookup{}
+		}
+		byHost[ep.Host] = &lookup{}
+	}
+	if len(byHost) == 0 {
+		return nil, failed
+	}
+	var wg sync.WaitGroup
+	for host, l := range byHost {
+		if len(byHost) == 1 {
+			l.addrs, l.err = r.lookup(ctx, host)
+			break
+		}
+		wg.Go(func() {
+			defer func() {
+				if v := recover(); v != nil {
+					l.err = tunnel.Caught(v)
+				}
+			}()
+			l.addrs, l.err = r.lookup(ctx, host)
+		})
+	}
+	wg.Wait()
+
+	answers = make([][]netip.Addr, len(eps))
+	for i, ep := range eps {
+		l := byHost[ep.Host]
+		if ep.Host == "" || ep.isBehind() || l == nil {
+			continue
+		}
+		answers[i] = l.addrs
+		if l.err != nil {
+			failed.add(ep.Host, l.err)
+			l.err = nil // once is enough
+		}
+	}
+	return answers, failed
+}
+
+var localhost = []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1}), netip.IPv6Loopback()}
+
+// IsLocalhost reports whether host is a loopback address by definition, RFC 6761
+// section 6.3. DNS is not asked, which could answer anything.
+func IsLocalhost(host string) bool {
+	return host == "localhost" || strings.HasSuffix(host, ".localhost")
+}
+
+func (r *Registry) lookup(ctx context.Context, host string) ([]netip.Addr, error) {
+	if IsLocalhost(host) {
+		return localhost, nil
+	}
+	if r.Lookup == nil {
+		return nil, errors.New("no DNS resolver is configured")
+	}
+	addrs, err := r.Lookup(ctx, host)
+	if err == nil && len(addrs) == 0 {
+		err = errors.New("the name has no address")
+	}
+	return addrs, err
+}
+
+// arrange orders the addresses of one answer: those of a family take turns,
+// and the families alternate, beginning with that of the first address. The
+// answer itself belongs to the cache and stays as it is.
+func arrange(answer []netip.Addr, turn uint32, fixed bool) []netip.Addr {
+	if len(answer) < 2 && !slices.ContainsFunc(answer, netip.Addr.Is4In6) || fixed {
+		return answer
+	}
+	var families [2][]netip.Addr // the first address's, the other
+	for _, a := range answer {
+		a = a.Unmap()
+		i := 0
+		if a.Is4() != answer[0].Unmap().Is4() {
+			i = 1
+		}
+		families[i] = append(families[i], a)
+	}
+	out := make([]netip.Addr, 0, len(answer))
+	for i := uint32(0); len(out) < len(answer); i++ {
+		for _, f := range families {
+			if n := uint32(len(f)); i < n {
+				out = append(out, f[(turn+i)%n])
+			}
+		}
+	}
+	return out
 }

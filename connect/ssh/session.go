@@ -7,7 +7,6 @@ import (
 	"net"
 	"strconv"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"golang.org/x/crypto/ssh"
@@ -433,87 +432,4 @@ func (s *session) begin() bool {
 	}
 	s.running.Add(1)
 	return true
-}
-
-// A conn is the connection below SSH. It counts what comes.
-type conn struct {
-	net.Conn
-	c      *tunnel.Conn
-	s      *session
-	remote net.Addr
-	timer  *time.Timer // guarded by the session's mu
-
-	first   bool  // no byte was asked for yet; of the goroutine that reads
-	counted int64 // what had arrived when the account was last brought up to date; likewise
-	account tunnel.BufferAccount
-	arrived atomic.Int64 // bytes
-	left    atomic.Int64 // bytes that were sent
-	last    atomic.Int64 // when some last came, UnixNano
-	letIn   atomic.Bool  // the client has shown its key
-	failed  atomic.Bool  // a read has failed: nothing comes any more
-	asked   atomic.Bool  // for a sign of life
-}
-
-// countEvery is after how many bytes the account is brought up to date.
-const countEvery = 256 << 10
-
-// Read implements net.Conn.
-func (c *conn) Read(p []byte) (n int, err error) {
-	defer func() {
-		if err != nil {
-			c.failed.Store(true)
-		}
-	}()
-	if c.first {
-		c.first = false
-		if len(c.c.Buffered()) == 0 {
-			if err := c.c.Fill(maxVersion); err != nil {
-				return 0, err
-			}
-		}
-	}
-	if n, err = c.c.Read(p); n > 0 {
-		c.last.Store(time.Now().UnixNano())
-		arrived := c.arrived.Add(int64(n))
-		if !c.letIn.Load() {
-			if arrived > maxBeforeLogin {
-				return 0, tunnel.Refusef(tunnel.TooLarge, "ssh: the client has sent %d bytes and is not let in, limit %d", arrived, maxBeforeLogin)
-			}
-		} else if arrived-c.counted >= countEvery {
-			c.counted = arrived
-			if err := c.s.account(arrived); err != nil {
-				c.s.end(err)
-				return 0, err
-			}
-		}
-	}
-	return n, err
-}
-
-// account counts what the library keeps of channels that are not read, and returns an error
-// where that is more than the client may have.
-func (s *session) account(arrived int64) error {
-	s.mu.Lock()
-	total, oldest := 0, arrived
-	for st := range s.streams {
-		st.mu.Lock()
-		if n := st.unread(); n > 0 {
-			total += n
-			oldest = min(oldest, st.backlog.since)
-		}
-		st.mu.Unlock()
-	}
-	s.mu.Unlock()
-	s.conn.account.Set(int(min(int64(total), arrived-oldest)))
-	return s.conn.account.CheckLimit()
-}
-
-// RemoteAddr returns the address of the client, which a proxy in front may have named.
-func (c *conn) RemoteAddr() net.Addr { return c.remote }
-
-// Write implements net.Conn.
-func (c *conn) Write(p []byte) (int, error) {
-	n, err := c.Conn.Write(p)
-	c.left.Add(int64(n))
-	return n, err
 }
