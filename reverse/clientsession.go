@@ -1,0 +1,306 @@
+package reverse
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"culvert.dev/connect"
+	"culvert.dev/connect/h2"
+	"culvert.dev/tunnel"
+)
+
+// A clientSession is one session of a Client.
+type clientSession struct {
+	client  *Client
+	slot    *slot
+	carrier *carrierConn
+	since   time.Time
+	proto   h2.Protocol
+	streams atomic.Int64
+	telling sync.Mutex // held by tellNames
+	replica string
+	names   []Result // guarded by the client's mu
+
+	mu       sync.Mutex // guards what follows
+	control  *controlStream
+	draining bool
+	told     uint64 // of the client's changes
+	err      error
+
+	drained chan struct{} // closed where the gateway drains
+	ended   chan struct{} // closed at the end of serve
+}
+
+// begin sends the hello and returns the welcome.
+func (x *clientSession) begin(first *hello) (*welcome, error) {
+	if err := writeJSON(x.carrier, first); err != nil {
+		return nil, fmt.Errorf("reverse: gateway %q: %w", x.slot.gateway.Name, err)
+	}
+	var w welcome
+	if err := readJSON(x.carrier.early, &w); err != nil {
+		return nil, fmt.Errorf("reverse: gateway %q gave no answer: %w", x.slot.gateway.Name, err)
+	}
+	switch {
+	case w.Same:
+		return nil, ErrSameReplica
+	case w.Error != "":
+		return nil, fmt.Errorf("reverse: gateway %q refused the session: %q", x.slot.gateway.Name, tunnel.Clip(w.Error))
+	case w.Version != version:
+		return nil, fmt.Errorf("reverse: gateway %q speaks version %d of the protocol, want %d", x.slot.gateway.Name, w.Version, version)
+	}
+	w.Replica = clip(w.Replica)
+	return &w, nil
+}
+
+// logRefused logs the names that the gateway has refused.
+func (x *clientSession) logRefused(results []Result) {
+	for i := range results {
+		if r := &results[i]; r.Reason != "" {
+			x.client.log().Warn("the gateway refused a name", "gateway", x.slot.gateway.Name, "name", r.Name.String(), "port", r.Port, "reason", string(r.Reason), "error", tunnel.Clip(r.Error))
+		}
+	}
+}
+
+// serve serves the requests that come until the session ends.
+func (x *clientSession) serve(ctx context.Context) {
+	defer close(x.ended)
+	defer x.client.remove(x)
+	x.proto.Streams, x.proto.Idle = maxStreams, math.MaxInt64/4
+	via := func() string { return "" }
+	if x.client.Via != nil {
+		via = x.client.Via
+	}
+	x.proto.Service = &service{connect.Protocol{CurrentVia: via}}
+	late := time.AfterFunc(controlTimeout, func() {
+		defer x.client.recovered()
+		x.mu.Lock()
+		defer x.mu.Unlock()
+		if x.control == nil {
+			_ = x.carrier.Close()
+		}
+	})
+	defer late.Stop()
+	err := x.proto.ServeConn(ctx, tunnel.NewConn(x.carrier), x)
+	x.mu.Lock()
+	if x.err == nil {
+		x.err = err
+	}
+	x.mu.Unlock()
+}
+
+// wait returns when the session has ended, with why, or when another is to take its place.
+func (x *clientSession) wait(ctx context.Context) error {
+	select {
+	case <-x.ended:
+		x.mu.Lock()
+		defer x.mu.Unlock()
+		return x.err
+	case <-x.drained:
+		return errDraining
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// errDraining is why a session is to be replaced whose gateway is about to stop.
+var errDraining = errors.New("reverse: the gateway is about to stop")
+
+func (x *clientSession) isDraining() bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.draining
+}
+
+// ServeTunnel implements tunnel.Handler: it serves one stream of the session.
+func (x *clientSession) ServeTunnel(ctx context.Context, req *tunnel.Request) {
+	if req.Name == controlName {
+		x.serveControl(req)
+		return
+	}
+	x.streams.Add(1)
+	defer x.streams.Add(-1)
+	req.Listener = "reverse:" + x.slot.gateway.Name
+	x.client.Handler.ServeTunnel(ctx, req)
+}
+
+// serveControl serves the control stream, whose end is that of the session.
+func (x *clientSession) serveControl(req *tunnel.Request) {
+	x.mu.Lock()
+	taken := x.control != nil
+	x.mu.Unlock()
+	if taken {
+		req.Refuse(tunnel.Refusef(tunnel.Denied, "reverse: the session has a control stream"))
+		return
+	}
+	stream, err := req.Accept()
+	if err != nil {
+		return
+	}
+	s := &controlStream{conn: stream}
+	x.mu.Lock()
+	if x.control != nil {
+		x.mu.Unlock()
+		_ = stream.Close()
+		return
+	}
+	x.control = s
+	x.mu.Unlock()
+	done := make(chan struct{})
+	var watching sync.WaitGroup
+	defer func() {
+		close(done)
+		watching.Wait()
+		_ = stream.Close()
+		_ = x.carrier.Close() // which ends the session
+	}()
+	watching.Go(func() {
+		defer x.client.recovered()
+		x.tellNames()
+		s.watch(done, x.carrier, func() {
+			x.fail(errDead)
+			_ = x.carrier.Close()
+		})
+	})
+	x.fail(fmt.Errorf("reverse: the control stream ended: %w", s.read(x.handle)))
+}
+
+func (x *clientSession) fail(err error) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.err == nil {
+		x.err = err
+	}
+}
+
+// handle takes one line of the control stream.
+func (x *clientSession) handle(c *control) error {
+	switch c.Kind {
+	case kindRegistered:
+		x.client.mu.Lock()
+		x.names = c.Names
+		x.client.mu.Unlock()
+		x.logRefused(c.Names)
+		x.client.changed()
+	case kindDrain:
+		x.mu.Lock()
+		first := !x.draining
+		x.draining = true
+		x.mu.Unlock()
+		if first {
+			x.client.log().Info("the gateway is about to stop", "gateway", x.slot.gateway.Name, "replica", x.replica)
+			close(x.drained)
+			x.client.start(func() {
+				x.replaced()
+				x.finish()
+			})
+		}
+	}
+	return nil
+}
+
+// tellNames tells the gateway the names of now, if it does not have them.
+func (x *clientSession) tellNames() {
+	x.telling.Lock()
+	defer x.telling.Unlock()
+	c := x.client
+	c.mu.Lock()
+	names, changes := c.names, c.changes
+	c.mu.Unlock()
+	x.mu.Lock()
+	s := x.control
+	known := x.told == changes
+	if s != nil {
+		x.told = changes
+	}
+	x.mu.Unlock()
+	if s != nil && !known {
+		_ = s.send(control{Kind: kindRegister, Register: names})
+	}
+}
+
+// finish ends x with the last of its streams. The gateway is told first, so that it uses
+// others.
+func (x *clientSession) finish() {
+	x.mu.Lock()
+	s := x.control
+	x.mu.Unlock()
+	if s != nil {
+		_ = s.send(control{Kind: kindDrain})
+	}
+	x.proto.Drain()
+	tick := time.NewTicker(drainTick)
+	defer tick.Stop()
+	for idle := 0; idle < 2; {
+		select {
+		case <-x.ended:
+			return
+		case <-tick.C:
+		}
+		if idle++; x.streams.Load() > 0 {
+			idle = 0
+		}
+	}
+	_ = x.carrier.Close()
+}
+
+// replaced waits until x is to end because its gateway drains: another session is there, or
+// none has come for a while.
+func (x *clientSession) replaced() {
+	late := time.NewTimer(replaceWithin)
+	defer late.Stop()
+	tick := time.NewTicker(drainTick)
+	defer tick.Stop()
+	for {
+		select {
+		case <-x.ended:
+			return
+		case <-late.C:
+			return
+		case <-tick.C:
+		}
+		x.client.mu.Lock()
+		now := x.slot.session
+		x.client.mu.Unlock()
+		if now != nil && now != x {
+			return
+		}
+	}
+}
+
+// Handler of the session's streams.
+var _ interface {
+	tunnel.Handler
+	tunnel.Refuser
+} = (*clientSession)(nil)
+
+// Refused implements tunnel.Refuser.
+func (x *clientSession) Refused(req *tunnel.Request, err error) {
+	x.client.log().Debug("request on a session refused", "gateway", x.slot.gateway.Name, "target", tunnel.Clip(req.Target()), "error", err.Error())
+}
+
+// Panicked implements tunnel.Refuser.
+func (x *clientSession) Panicked(_ *tunnel.Request, v any) {
+	p := tunnel.Caught(v)
+	x.client.log().Error("panic in a reverse session", "error", p.Error(), "stack", string(p.Stack))
+}
+
+// A service admits the requests of a session.
+type service struct{ connect.Protocol }
+
+// AdmitList implements connect.Service. The gateway asks for the control stream on behalf of the
+// connector's own request, which is no loop.
+func (s *service) AdmitList(ctx context.Context, req *tunnel.Request, list *connect.HeaderList) (context.Context, connect.Fields, error) {
+	if strings.HasPrefix(list.Authority, controlName.String()+":") {
+		return new(connect.Protocol).AdmitList(ctx, req, list)
+	}
+	return s.Protocol.AdmitList(ctx, req, list)
+}
+
+// Name implements connect.Service.
+func (*service) Name() string { return "reverse" }

@@ -1,0 +1,474 @@
+package reverse
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"net"
+	"slices"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"culvert.dev/connect/h2"
+	"culvert.dev/tunnel"
+)
+
+// maxRefusalsLogged bounds the lines for one list of names.
+const maxRefusalsLogged = 3
+
+// A memberKey is what one session may have once.
+type memberKey struct {
+	name tunnel.Pattern
+	port uint16
+}
+
+// A serverSession is one session of a connector. It implements Session and tunnel.Carrier.
+type serverSession struct {
+	server  *Server
+	req     *tunnel.Request
+	id      uint64
+	since   time.Time
+	carrier *carrierConn
+	dialer  h2.Dialer     // used once ready is closed
+	ready   chan struct{} // closed once the control stream is open
+	gone    chan struct{} // closed where the session ends
+	streams atomic.Int64
+	in, out atomic.Int64 // bytes to and from the connector
+	killed  atomic.Pointer[tunnel.Reason]
+
+	mu        sync.Mutex // guards what follows
+	connector string
+	control   *controlStream // nil before it is open
+	draining  bool
+	asked     []Registration // the names that the connector wants to serve
+	refused   int            // how many of them it does not
+	members   map[memberKey]*Membership
+}
+
+// serve runs the session to its end.
+func (x *serverSession) serve(ctx context.Context) error {
+	_ = x.carrier.SetDeadline(time.Now().Add(headTimeout))
+	var h hello
+	err := readJSON(x.carrier.early, &h)
+	if err == nil && h.Version != version {
+		err = tunnel.Refusef(tunnel.Unsupported, "reverse: version %d of the protocol, want %d", h.Version, version)
+	}
+	if err != nil {
+		_ = writeJSON(x.carrier, welcome{Version: version, Error: publicError(err)})
+		return err
+	}
+	if slices.Contains(h.Have, x.server.Replica()) {
+		return writeJSON(x.carrier, welcome{Version: version, Replica: x.server.Replica(), Same: true})
+	}
+	x.mu.Lock()
+	x.connector = clip(h.Connector)
+	x.mu.Unlock()
+	defer x.leaveAll()
+	w := welcome{Version: version, Replica: x.server.Replica(), Names: x.register(h.Register)}
+	if err := writeJSON(x.carrier, w); err != nil {
+		return err
+	}
+	_ = x.carrier.SetDeadline(time.Time{})
+	x.dialer.Proxy, x.dialer.Dialer, x.dialer.Via = "connector of "+tunnel.Clip(x.req.Peer.ID), &oneConn{conn: x.carrier}, x.server.via()
+	x.dialer.Parallel, x.dialer.Streams = 1, maxStreams
+	x.dialer.Idle, x.dialer.Ping, x.dialer.Pong = math.MaxInt64/4, deadAfter, 2*deadAfter // the control stream is first
+	opening, cancel := context.WithTimeout(ctx, headTimeout)
+	c, _, err := x.dialer.Open(opening, &h2.Head{Authority: net.JoinHostPort(controlName.String(), "1")})
+	cancel()
+	if err != nil {
+		return fmt.Errorf("reverse: the control stream was not opened: %v", err) // its Reason is about a dial
+	}
+	close(x.ready)
+	return x.serveControl(c)
+}
+
+// serveControl reads the control stream to its end, which is that of the session.
+func (x *serverSession) serveControl(c net.Conn) error {
+	defer c.Close()
+	s := &controlStream{conn: c}
+	x.mu.Lock()
+	x.control = s
+	draining := x.server.isDraining()
+	x.mu.Unlock()
+	if draining {
+		x.tellDrain()
+	}
+	x.server.log().Info("connector joined", "owner", x.req.Peer.ID, "source", x.req.Source.String(), "connector", x.connectorName(), "names", x.memberCount())
+	defer func() {
+		x.server.log().Info("connector left", "owner", x.req.Peer.ID, "source", x.req.Source.String(), "connector", x.connectorName(), "lasted", time.Since(x.since))
+	}()
+	var watching sync.WaitGroup
+	done := make(chan struct{})
+	defer func() {
+		close(done)
+		watching.Wait()
+	}()
+	var dead atomic.Bool
+	watching.Go(func() {
+		defer func() {
+			if v := recover(); v != nil {
+				x.server.caught(v)
+				_ = x.carrier.Close()
+			}
+		}()
+		s.watch(done, x.carrier, func() {
+			dead.Store(true)
+			_ = x.carrier.Close()
+		})
+	})
+	err := s.read(x.handle)
+	if dead.Load() {
+		return errDead
+	}
+	return err
+}
+
+func (s *Server) isDraining() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.draining
+}
+
+// handle takes one line of the control stream.
+func (x *serverSession) handle(c *control) error {
+	switch c.Kind {
+	case kindRegister:
+		results := x.register(c.Register)
+		time.Sleep(namesEvery) // the stream is not read meanwhile, so that a flood is the connector's own to hold
+		return x.send(control{Kind: kindRegistered, Names: results})
+	case kindDrain:
+		x.mu.Lock()
+		x.draining = true
+		for _, m := range x.members {
+			m.Drain()
+		}
+		x.mu.Unlock()
+	}
+	return nil
+}
+
+func (x *serverSession) send(c control) error {
+	x.mu.Lock()
+	s := x.control
+	x.mu.Unlock()
+	if s == nil {
+		return nil
+	}
+	return s.send(c)
+}
+
+// tellDrain has the connector told that this gateway is about to stop.
+func (x *serverSession) tellDrain() {
+	go func() {
+		defer func() {
+			if v := recover(); v != nil {
+				x.server.caught(v)
+			}
+		}()
+		_ = x.send(control{Kind: kindDrain})
+	}()
+}
+
+// Recheck has names of open sessions decided about again, after a change of what
+// Groups.Authorize decides by. Connectors are told of each that they lose or get.
+func (s *Server) Recheck() {
+	s.Groups.Recheck()
+	s.mu.Lock()
+	all := make([]*serverSession, 0, len(s.sessions))
+	for x := range s.sessions {
+		all = append(all, x)
+	}
+	attached := s.attachments()
+	s.mu.Unlock()
+	for _, x := range all {
+		x.recheck()
+	}
+	for _, a := range attached {
+		a.recheck()
+	}
+}
+
+// recheck registers the names of x again that it has lost, or did not get before.
+func (x *serverSession) recheck() {
+	x.mu.Lock()
+	refused, lost := x.refused, false
+	for _, m := range x.members {
+		lost = lost || m.hasLeft()
+	}
+	if refused == 0 && !lost {
+		x.mu.Unlock()
+		return
+	}
+	results := x.registerLocked(x.asked, false)
+	changed := lost || x.refused != refused
+	x.mu.Unlock()
+	if !changed {
+		return
+	}
+	go func() { // the connector may not read
+		defer func() {
+			if v := recover(); v != nil {
+				x.server.caught(v)
+			}
+		}()
+		_ = x.send(control{Kind: kindRegistered, Names: results})
+	}()
+}
+
+// register makes the names of x those of list, and returns what has become of each.
+func (x *serverSession) register(list []Registration) []Result {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.registerLocked(list, true)
+}
+
+// registerLocked is register for a caller that holds mu. It logs the first few refusals, if
+// log is true.
+func (x *serverSession) registerLocked(list []Registration, log bool) []Result {
+	results := make([]Result, len(list))
+	refused := 0
+	wanted := make(map[memberKey]bool, len(list))
+	var left []*Membership // after the others have joined, so that a name is not without a session
+	for i := range list {
+		reg := list[i]
+		results[i] = Result{Name: reg.Name, Port: reg.Port}
+		k := memberKey{reg.Name, reg.Port}
+		if wanted[k] {
+			continue // which is in the list before
+		}
+		wanted[k] = true
+		if old := x.members[k]; old != nil {
+			if old.Registration.equal(&reg) && !old.hasLeft() {
+				continue
+			}
+			left = append(left, old)
+		}
+		delete(x.members, k)
+		m, err := x.server.Groups.Join(x.req, x, reg)
+		if err != nil {
+			results[i].Reason, results[i].Error, results[i].Taken = tunnel.ReasonOf(err), publicError(err), errors.Is(err, errTaken)
+			if refused++; log && refused <= maxRefusalsLogged {
+				x.server.log().Warn("name refused to a connector", "name", reg.Name.String(), "port", reg.Port, "owner", x.req.Peer.ID, "source", x.req.Source.String(), "error", err.Error())
+			}
+			continue
+		}
+		if x.draining {
+			m.Drain()
+		}
+		x.members[k] = m
+	}
+	for k, m := range x.members {
+		if !wanted[k] {
+			left = append(left, m)
+			delete(x.members, k)
+		}
+	}
+	for _, m := range left {
+		m.Leave()
+	}
+	x.asked, x.refused = list, refused
+	return results
+}
+
+func (r *Registration) equal(o *Registration) bool {
+	return r.Name == o.Name && r.Port == o.Port && r.Group == o.Group && r.Weight == o.Weight && slices.Equal(r.Allow, o.Allow)
+}
+
+// leaveAll ends the memberships of x.
+func (x *serverSession) leaveAll() {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for k, m := range x.members {
+		m.Leave()
+		delete(x.members, k)
+	}
+}
+
+// Open implements Session.
+func (x *serverSession) Open(ctx context.Context, req *tunnel.Request, reg *Registration) (net.Conn, error) {
+	select {
+	case <-x.ready:
+	case <-x.gone:
+		return nil, ErrEnded
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	to := net.JoinHostPort(reg.Name.Suffix.String(), strconv.Itoa(int(max(reg.Port, 1))))
+	x.streams.Add(1)
+	c, _, err := x.dialer.Open(ctx, &h2.Head{Authority: to, Fields: callerFields(req)})
+	if err != nil {
+		x.streams.Add(-1)
+		return nil, err
+	}
+	st, ok := c.(*h2.Stream)
+	if !ok {
+		_ = c.Close()
+		x.streams.Add(-1)
+		return nil, fmt.Errorf("reverse: a %T is no stream of HTTP/2", c)
+	}
+	return &sessionStream{Stream: st, session: x}, nil
+}
+
+// A sessionStream is a stream that counts for its session until it is closed or aborted.
+type sessionStream struct {
+	*h2.Stream
+	session *serverSession
+	once    sync.Once
+}
+
+func (s *sessionStream) left() { s.once.Do(func() { s.session.streams.Add(-1) }) }
+
+// Read implements net.Conn.
+func (s *sessionStream) Read(b []byte) (int, error) {
+	n, err := s.Stream.Read(b)
+	s.session.out.Add(int64(n))
+	return n, err
+}
+
+// Write implements net.Conn.
+func (s *sessionStream) Write(b []byte) (int, error) {
+	n, err := s.Stream.Write(b)
+	s.session.in.Add(int64(n))
+	return n, err
+}
+
+// Close implements net.Conn.
+func (s *sessionStream) Close() error {
+	s.left()
+	return s.Stream.Close()
+}
+
+// Abort implements tunnel.Aborter.
+func (s *sessionStream) Abort() error {
+	s.left()
+	return s.Stream.Abort()
+}
+
+// Streams implements Session.
+func (x *serverSession) Streams() int { return int(x.streams.Load()) }
+
+// Security implements Session: what the connector came by was inside of TLS, or did not
+// leave the host.
+func (x *serverSession) Security() tunnel.Security {
+	if x.req.TLS != nil || x.req.Source.Addr().IsLoopback() || x.req.Process != nil {
+		return tunnel.Mutual
+	}
+	return tunnel.Plain
+}
+
+// Progress implements tunnel.Carrier.
+func (x *serverSession) Progress() (in, out int64, moved time.Time) {
+	return x.out.Load(), x.in.Load(), time.Now().Add(-x.carrier.silent())
+}
+
+// Kill implements tunnel.Carrier.
+func (x *serverSession) Kill(why tunnel.Reason) {
+	x.killed.CompareAndSwap(nil, &why)
+	_ = x.carrier.Close()
+}
+
+// end returns what there is to say about a session that has ended with err.
+func (x *serverSession) end(err error) tunnel.End {
+	e := tunnel.End{Reason: tunnel.Done, In: x.out.Load(), Out: x.in.Load()}
+	refusal, refused := errors.AsType[*tunnel.Error](err)
+	switch why := x.killed.Load(); {
+	case why != nil:
+		e.Reason = *why
+	case refused:
+		e.Reason, e.Err = refusal.Reason, err
+	case errors.Is(err, errDead):
+		e.Reason, e.Err = tunnel.Idle, err
+	case err != nil && !errors.Is(err, io.EOF) && !x.isDraining():
+		e.Reason, e.Err, e.ByClient = tunnel.Reset, err, true
+	}
+	return e
+}
+
+// isDraining reports whether the connector has said that it is about to end the session.
+func (x *serverSession) isDraining() bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.draining
+}
+
+func (x *serverSession) connectorName() string {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.connector
+}
+
+func (x *serverSession) memberCount() int {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return len(x.members)
+}
+
+func (x *serverSession) info() SessionInfo {
+	i := SessionInfo{
+		ID: x.id, Owner: x.req.Peer.ID, Source: x.req.Source, Listener: x.req.Listener, Proto: x.req.Proto,
+		Secure: x.req.TLS != nil, Since: x.since, Streams: x.Streams(), In: x.out.Load(), Out: x.in.Load(),
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	i.Connector, i.Draining = x.connector, x.draining
+	for _, m := range x.members {
+		i.Names = append(i.Names, m.Registration)
+	}
+	slices.SortFunc(i.Names, func(a, b Registration) int {
+		return cmp.Or(cmp.Compare(a.Name.String(), b.Name.String()), cmp.Compare(a.Port, b.Port))
+	})
+	return i
+}
+
+// A oneConn is a Dialer that has one connection and dials no other.
+type oneConn struct {
+	mu   sync.Mutex
+	conn net.Conn // nil once it was given
+}
+
+// DialContext implements tunnel.Dialer.
+func (o *oneConn) DialContext(context.Context, string, string) (net.Conn, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	c := o.conn
+	if o.conn = nil; c == nil {
+		return nil, ErrEnded
+	}
+	return c, nil
+}
+
+// publicError is what the other side is told of err: it knows its own names, and nothing
+// else of this gateway's.
+func publicError(err error) string {
+	if errors.Is(err, errTaken) { // and policies would let the caller have it
+		return "it belongs to another owner, and stays so for a while after the owner's last session"
+	}
+	switch tunnel.ReasonOf(err) {
+	case tunnel.Denied:
+		return "no policy of the gateway lets you register it"
+	case tunnel.BadRequest, tunnel.TooLarge, tunnel.Unsupported, tunnel.Overload:
+		return clip(err.Error())
+	}
+	return "the gateway can't take it"
+}
+
+// clip shortens what the other side has sent.
+func clip(s string) string {
+	if len(s) > maxText {
+		return s[:maxText]
+	}
+	return s
+}
+
+var (
+	_ tunnel.Handler     = (*Server)(nil)
+	_ Session            = (*serverSession)(nil)
+	_ tunnel.Carrier     = (*serverSession)(nil)
+	_ tunnel.Stream      = (*sessionStream)(nil)
+	_ tunnel.Multiplexed = (*sessionStream)(nil)
+)
