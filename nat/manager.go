@@ -102,6 +102,7 @@ type Manager struct {
 
 	settings atomic.Pointer[Settings]
 	status   atomic.Pointer[Status]
+	reverify atomic.Bool
 	once     sync.Once
 	changed  chan struct{}
 
@@ -140,6 +141,16 @@ type mapping struct {
 // changed afterwards.
 func (m *Manager) Use(s Settings) {
 	m.settings.Store(&s)
+	select {
+	case m.wake() <- struct{}{}:
+	default:
+	}
+}
+
+// Reverify has mappings that are not verified tried again now, as there is another one outside to
+// ask. It may be called at any time.
+func (m *Manager) Reverify() {
+	m.reverify.Store(true)
 	select {
 	case m.wake() <- struct{}{}:
 	default:
@@ -577,8 +588,12 @@ func (m *Manager) askOneSTUN(ctx context.Context, server string) (netip.AddrPort
 
 // verify has those mappings verified that are due, and reports whether it has asked for any.
 func (m *Manager) verify(ctx context.Context) (asked bool) {
+	again := m.reverify.Swap(false)
 	for _, p := range m.mappings {
 		public := m.public(p)
+		if again && !p.verified {
+			p.verifyAt = time.Time{}
+		}
 		if m.Verify == nil || !public.IsValid() || time.Now().Before(p.verifyAt) {
 			continue
 		}

@@ -32,6 +32,8 @@ type joinedSite struct {
 	ns            *netns.NS
 	ca            *testca.CA
 	stop          func(os.Signal)
+
+	listeners, extra string // more of the configuration
 }
 
 // newJoinedSites returns sites that reach each other's gateways and nothing else.
@@ -40,22 +42,9 @@ func newJoinedSites(t *testing.T, names ...string) (all []*joinedSite) {
 	shared := &site{t: t, dir: t.TempDir()}
 	hub := netns.New(t, "hub")
 	for i, name := range names {
-		s := &joinedSite{site: shared, name: name, address: fmt.Sprintf("192.0.%d.1", 2+i), ns: netns.New(t, name)}
+		s := newJoinedSite(shared, netns.New(t, name), name, fmt.Sprintf("192.0.%d.1", 2+i))
 		netns.Link(t, s.ns, s.address+"/24", hub, fmt.Sprintf("192.0.%d.254/24", 2+i))
 		s.ns.Route(t, "default", fmt.Sprintf("192.0.%d.254", 2+i))
-		shared.must(s.ns.Command(t.Context(), "ip", "addr", "add", "10.0.0.1/32", "dev", "lo"))
-		var err error
-		if s.ca, err = testca.New(name+".example", nil); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Mkdir(s.file(""), 0o700); err != nil {
-			t.Fatal(err)
-		}
-		if err := s.ca.Save(s.file("")); err != nil {
-			t.Fatal(err)
-		}
-		s.issue("gw", testca.Options{SPIFFEID: "spiffe://" + name + ".example/gw/1", DNSNames: []string{"gw." + name + ".example"}})
-		s.issue("client", testca.Options{SPIFFEID: "spiffe://" + name + ".example/client", Usage: testca.ClientOnly})
 		all = append(all, s)
 	}
 	shared.must(hub.Command(t.Context(), "sysctl", "-q", "-w", "net.ipv4.ip_forward=1"))
@@ -63,6 +52,27 @@ func newJoinedSites(t *testing.T, names ...string) (all []*joinedSite) {
 		s.serveAll(all)
 	}
 	return all
+}
+
+// newJoinedSite returns a site that has a CA, and a service at 10.0.0.1.
+func newJoinedSite(shared *site, ns *netns.NS, name, address string) *joinedSite {
+	t := shared.t
+	t.Helper()
+	s := &joinedSite{site: shared, name: name, address: address, ns: ns}
+	shared.must(s.ns.Command(t.Context(), "ip", "addr", "add", "10.0.0.1/32", "dev", "lo"))
+	var err error
+	if s.ca, err = testca.New(name+".example", nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Mkdir(s.file(""), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.ca.Save(s.file("")); err != nil {
+		t.Fatal(err)
+	}
+	s.issue("gw", testca.Options{SPIFFEID: "spiffe://" + name + ".example/gw/1", DNSNames: []string{"gw." + name + ".example"}})
+	s.issue("client", testca.Options{SPIFFEID: "spiffe://" + name + ".example/client", Usage: testca.ClientOnly})
+	return s
 }
 
 func (s *joinedSite) file(name string) string { return filepath.Join(s.dir, s.name, name) }
@@ -120,14 +130,14 @@ drain: {delay: 0s, timeout: 1s}
 listeners:
   - {address: "127.0.0.1:443", protocols: [sni]}
   - {address: "%[2]s:443", tls: {key: gw, trust: [peers], clientCertificates: optional, protocols: [connect-h2]}}
-identity:
+%[9]sidentity:
   keys: {gw: {certificateFile: %[3]s, keyFile: %[4]s}}
   trust: {%[1]s.example: {caFile: %[5]s}}
 site: {gateways: [{address: "%[2]s:443", transports: [connect-h2]}], key: gw, trust: %[1]s.example, state: %[6]s}
 adminControl: true
 services:
 %[7]spolicies:
-%[8]s`, s.name, s.address, s.file("gw.crt"), s.file("gw.key"), s.file("ca.crt"), s.file("state"), services, policies))
+%[8]s%[10]s`, s.name, s.address, s.file("gw.crt"), s.file("gw.key"), s.file("ca.crt"), s.file("state"), services, policies, s.listeners, s.extra))
 }
 
 // sees is a policy that lets the gateways of one site see services.

@@ -178,7 +178,11 @@ func (n *natService) verifyBy(ctx context.Context, p nat.Port, public netip.Addr
 		return transport.Dial(ctx, ep, &tunnel.Request{Proto: "nat", Name: dialBackName, Port: public.Port(), Start: time.Now()})
 	}
 	err = n.provesByName(ctx, back)
-	for _, name := range n.certificateNames(p.Name) {
+	names := n.certificateNames(p.Name)
+	if len(names) == 0 && errors.Is(err, errOtherServer) {
+		names = []string{dialBackName.String()} // it may be our own listener, with one certificate for all names
+	}
+	for _, name := range names {
 		if err == nil || ctx.Err() != nil {
 			break
 		}
@@ -186,6 +190,8 @@ func (n *natService) verifyBy(ctx context.Context, p nat.Port, public netip.Addr
 	}
 	return err
 }
+
+var errOtherServer = errors.New("something else answers there")
 
 // provesByName reports whether a ClientHello with a secret name comes from outside to this
 // gateway.
@@ -205,7 +211,7 @@ func (n *natService) provesByName(ctx context.Context, back func() (net.Conn, er
 		return nil
 	}
 	if err == nil {
-		return errors.New("something else answers there")
+		return errOtherServer
 	}
 	return fmt.Errorf("this gateway did not answer there: %w", err)
 }

@@ -205,6 +205,7 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 	g.checker = &checks.Checker{Registry: g.registry, Dial: direct.DialEndpoint, TLS: g.upstreams.TLSLayer, Lookup: cfg.Lookup, Budget: budget, Log: g.log}
 	g.onTable(g.checker.Changed)
 	g.onTable(g.peers.TableChanged)
+	g.onTable(g.nat.tableChanged)
 	if cfg.DNS != nil {
 		g.dns.prepare(cfg.DNS.Server)
 	}

@@ -19,6 +19,7 @@ type natService struct {
 
 	mu     sync.Mutex // guards what follows
 	public []registry.PublicAddress
+	asked  []netip.AddrPort // gateways of other networks, of the table before
 	news   chan struct{}
 }
 
@@ -55,10 +56,50 @@ func (n *natService) changed(s nat.Status) {
 		return
 	}
 	n.public = public
+	n.g.peers.Moved()
 	select {
 	case n.news <- struct{}{}:
 	default:
 	}
+}
+
+// tableChanged has mappings verified at once where there are other gateways to ask.
+func (n *natService) tableChanged() {
+	t := n.g.registry.Table()
+	if t == nil || n.g.settings.Load().NAT == nil {
+		return
+	}
+	var others []netip.AddrPort
+	for network := range t.Networks() {
+		for i := range network.Gateways {
+			if gw := &network.Gateways[i]; gw.HasCarriers() && network.Name != t.Mesh().Network {
+				others = append(others, netip.AddrPortFrom(gw.Address.Addr, gw.Address.Port))
+			}
+		}
+	}
+	n.mu.Lock()
+	same := slices.Equal(others, n.asked)
+	n.asked = others
+	n.mu.Unlock()
+	if !same && len(others) > 0 {
+		n.manager.Reverify()
+	}
+}
+
+// publicOf returns the verified outside address of one of this host, the zero AddrPort where
+// there is none, and whether it is one that is not reached without.
+func (n *natService) publicOf(at netip.AddrPort) (public netip.AddrPort, mapped bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, p := range n.public {
+		if p.Address == at {
+			return p.Public, true
+		}
+	}
+	s := n.g.settings.Load().NAT
+	return netip.AddrPort{}, s != nil && !nat.IsPublic(at.Addr()) && slices.ContainsFunc(s.Ports, func(p nat.Port) bool {
+		return p.Network == "tcp" && p.Internal == at.Port()
+	})
 }
 
 // Run implements registry.Source.

@@ -3,6 +3,7 @@ package gateway
 import (
 	"context"
 	"errors"
+	"net/netip"
 	"net/url"
 	"path/filepath"
 	"slices"
@@ -24,11 +25,11 @@ func (g *Gateway) newPeers() error {
 			knows := g.settings.Load().KnowsTrust
 			return knows != nil && knows(domain)
 		},
-		Changed: func() { g.usePeers(g.settings.Load()) }, Log: g.log,
+		Gateways: g.ownGateways, Changed: func() { g.usePeers(g.settings.Load()) }, Log: g.log,
 	}
 	g.peers = &peer.Peers{
 		Site: g.cfg.Site, Table: func() *registry.Table { return g.registry.Table() }, NewTransport: g.upstreams.New,
-		Bundle: g.site.Bundle, TakeBundle: g.site.TakeBundle, TrustGeneration: g.site.TrustGeneration,
+		Gateways: g.ownGateways, Bundle: g.site.Bundle, TakeBundle: g.site.TakeBundle, TrustGeneration: g.site.TrustGeneration,
 		Refuse: g.router.Refuse, Log: g.log,
 	}
 	g.handler.handlers[tunnel.MustParseName(peer.Host)] = reservedName{Handler: g.peers}
@@ -63,6 +64,29 @@ func (g *Gateway) useSite(c *Config) {
 		g.log.Error("names of connectors are not kept from before", "error", err.Error())
 	}
 	g.usePeers(c)
+	g.peers.Moved()
+}
+
+// ownGateways returns those of this site, as others reach them now: with the outside address
+// where a router maps the port, and without those that nothing has verified.
+func (g *Gateway) ownGateways() (all []peer.Gateway) {
+	c := g.settings.Load()
+	if c.Join == nil {
+		return nil
+	}
+	for _, one := range c.Join.Gateways {
+		if at, err := netip.ParseAddrPort(one.Address); err == nil && c.NAT != nil {
+			public, mapped := g.nat.publicOf(at)
+			if mapped && !public.IsValid() {
+				continue
+			}
+			if mapped {
+				one.Address = public.String()
+			}
+		}
+		all = append(all, one)
+	}
+	return all
 }
 
 // joinTimeout is how long Sites may take.

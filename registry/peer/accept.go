@@ -43,6 +43,7 @@ type received struct {
 	sizes      map[string]int               // bytes of each
 	size       int                          // of all
 	gateways   []registry.Gateway           // that the peer names; none means those that are configured
+	named      []Gateway                    // of which gateways are made
 	leftOut    map[string]string            // by key: why, of the service or of names of it
 }
 
@@ -158,6 +159,20 @@ func (im *importer) gateways(all []Gateway) (out []registry.Gateway, leftOut []s
 	}
 	return out, leftOut
 }
+
+// use has r have the gateways that the peer names.
+func (im *importer) use(r *received, named []Gateway) {
+	maps.DeleteFunc(r.leftOut, func(key, _ string) bool { return strings.HasPrefix(key, gatewayKey) })
+	var leftOut []string
+	r.gateways, leftOut = im.gateways(named)
+	r.named = named
+	for i, why := range leftOut {
+		r.leftOut[fmt.Sprintf("%s%d", gatewayKey, i)] = why
+	}
+}
+
+// gatewayKey begins the keys of gateways in received.leftOut.
+const gatewayKey = "gateway "
 
 // An assembly is a snapshot or a change of which not all lines have come.
 type assembly struct {

@@ -57,7 +57,11 @@ type Message struct {
 	// More says that the next line of the same Kind belongs to this one.
 	More bool `json:"more,omitempty"`
 
-	Gateways []Gateway `json:"gateways,omitempty"` // of the sender, in a hello: as the receiver is to use them; none says nothing
+	// Gateways are the sender's, as the receiver is to use them, in a hello, where none says
+	// nothing. A heartbeat with Moved has those that take their place.
+	Gateways []Gateway `json:"gateways,omitempty"`
+	Moved    bool      `json:"moved,omitempty"`
+
 	Services []Service `json:"services,omitempty"`
 	Removed  []string  `json:"removed,omitempty"` // keys of services
 

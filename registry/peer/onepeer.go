@@ -5,8 +5,10 @@ import (
 	"crypto/rand"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -27,7 +29,6 @@ type peer struct {
 	sessions []*session // the streams that stand, and those that begin
 	active   *session   // the one by which we get the catalog; nil for none
 	got      *received  // the last good catalog; nil for none
-	names    []Gateway  // what the peer calls its gateways
 	fresh    bool       // got is what the peer offers now
 	err      error      // why it is not; nil at the start
 	since    time.Time  // of fresh, or of its end
@@ -186,11 +187,21 @@ func (p *peer) sentBytes(n int) {
 	p.mu.Unlock()
 }
 
-// named takes what the peer calls its gateways.
-func (p *peer) named(all []Gateway) {
+// moved takes other gateways of the peer, where s brings its catalog.
+func (p *peer) moved(s *session) {
+	im := p.importer()
 	p.mu.Lock()
-	p.names = all
+	if p.active != s || p.got == nil || reflect.DeepEqual(p.got.named, s.gateways) {
+		p.mu.Unlock()
+		return
+	}
+	next := *p.got
+	next.leftOut = maps.Clone(next.leftOut)
+	im.use(&next, s.gateways)
+	p.got = &next
 	p.mu.Unlock()
+	p.owner.log().Info("a peer has other gateways", "peer", p.Name, "gateways", len(next.gateways))
+	p.note()
 }
 
 func (p *peer) importer() *importer {
@@ -209,11 +220,7 @@ func (p *peer) deliver(s *session, r *received) {
 		p.mu.Unlock()
 		return
 	}
-	var leftOut []string
-	r.gateways, leftOut = im.gateways(p.names)
-	for i, why := range leftOut {
-		r.leftOut[fmt.Sprintf("gateway %d", i)] = why
-	}
+	im.use(r, s.gateways)
 	before := p.got
 	p.got, p.err = r, nil
 	if !p.fresh {
@@ -238,6 +245,7 @@ func firstOf(m map[string]string) string {
 
 // confirmed notes that the catalog has a generation, of which nothing may be missing.
 func (p *peer) confirmed(s *session, generation uint64) error {
+	p.moved(s) // a catalog of an earlier stream has the gateways of its hello
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.active != s {

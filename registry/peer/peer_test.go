@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -862,3 +863,43 @@ type script struct {
 func (s *script) Read(b []byte) (int, error)  { return s.Reader.Read(b) }
 func (s *script) Write(b []byte) (int, error) { return len(b), nil }
 func (s *script) Close() error                { return nil }
+
+// A peer that gets another outside address tells it on the stream that stands, and one that
+// has none takes it back. A change by a stream that is not the active one counts for nothing.
+func TestPeersAreToldOfOtherGateways(t *testing.T) {
+	east, west := newSite(t, "east"), newSite(t, "west")
+	west.set(t, service("a.west.example"), seen([]string{"a.west.example"}, "east.example"))
+	var own atomic.Pointer[[]Gateway]
+	use := func(addresses ...string) {
+		var all []Gateway
+		for _, a := range addresses {
+			all = append(all, Gateway{Address: a, Transports: []string{"connect-h2"}})
+		}
+		own.Store(&all)
+		west.peers.Moved()
+	}
+	use()
+	west.peers.Gateways = func() []Gateway { return *own.Load() }
+	join(t, east, west)
+	start(t, east, west)
+	await := func(want ...string) {
+		t.Helper()
+		east.await(t, fmt.Sprintf("gateways %q", want), func() bool {
+			var got []string
+			for _, n := range east.known["peer/west"].Networks {
+				for i := range n.Gateways {
+					got = append(got, n.Gateways[i].Address.String())
+				}
+			}
+			return slices.Equal(got, want)
+		})
+	}
+	await("gw.west.example:443")
+	use("203.0.113.7:443")
+	await("203.0.113.7:443")
+	use("203.0.113.99:444", "169.254.169.254:80") // the Guard's rules hold for later ones, too
+	await("203.0.113.99:444")
+	use()
+	await("gw.west.example:443")
+	east.awaitNames(t, "peer/west", "a.west.example")
+}

@@ -49,8 +49,9 @@ type Peers struct {
 	// NewTransport is that of a registry.Registry.
 	NewTransport func(*registry.Service, *registry.Endpoint, *registry.Gateway) (tunnel.Transport, error)
 
-	// Gateways are our own, as peers are to reach them; none says nothing.
-	Gateways []Gateway
+	// Gateways returns our own, as peers are to reach them now; none says nothing. After a
+	// change Moved has to be called. May be nil.
+	Gateways func() []Gateway
 
 	// Bundle returns that of our own trust domain, and a number that grows with each change.
 	// TakeBundle takes the one that a peer has sent on a stream that was verified by its trust
@@ -158,7 +159,29 @@ func (p *Peers) log() *slog.Logger {
 	return p.Log
 }
 
-func (p *Peers) gateways() []Gateway { return p.Gateways }
+func (p *Peers) gateways() []Gateway {
+	if p.Gateways == nil {
+		return nil
+	}
+	all := p.Gateways()
+	return all[:min(len(all), MaxGateways)]
+}
+
+// Moved has all peers told of Gateways that are others than before.
+func (p *Peers) Moved() {
+	all, _ := p.current()
+	for _, one := range all {
+		for _, s := range one.open() {
+			s.poke()
+		}
+	}
+}
+
+// IsPeer reports whether a caller is a gateway of a peer.
+func (p *Peers) IsPeer(caller *tunnel.Peer) bool {
+	all, _ := p.current()
+	return slices.ContainsFunc(all, func(o *peer) bool { return o.is(caller) })
+}
 
 func (p *Peers) ownBundle() ([]byte, uint64) {
 	if p.Bundle == nil {

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"reflect"
 	"sync"
 	"time"
 
@@ -39,7 +40,10 @@ type session struct {
 	hello    bool // the other side has sent its hello
 	site     string
 	instance string
+	gateways []Gateway // of the other side, as it names them
 	building *assembly
+
+	named []Gateway // ours, as the other side knows them; of the writer alone
 
 	mu         sync.Mutex // guards what follows
 	subscribed bool       // the other side wants our catalog
@@ -183,7 +187,7 @@ func (s *session) receive(m *Message, size int) error {
 		if m.Instance == "" {
 			return errors.New("a hello has no instance")
 		}
-		s.peer.named(m.Gateways)
+		s.gateways = m.Gateways
 		s.mu.Lock()
 		s.ready = true
 		s.mu.Unlock()
@@ -200,6 +204,10 @@ func (s *session) receive(m *Message, size int) error {
 	case KindSnapshot, KindChange:
 		return s.collect(m, size)
 	case KindHeartbeat:
+		if m.Moved {
+			s.gateways = m.Gateways
+			s.peer.moved(s)
+		}
 		if m.Generation > 0 && s.building == nil {
 			return s.peer.confirmed(s, m.Generation)
 		}
@@ -241,7 +249,8 @@ func (s *session) collect(m *Message, size int) (err error) {
 func (s *session) write(ctx context.Context) error {
 	tick := time.NewTicker(HeartbeatInterval)
 	defer tick.Stop()
-	if err := s.send(&Message{Kind: KindHello, Site: s.peer.owner.Site, Instance: s.offers.instance, Gateways: s.peer.owner.gateways()}); err != nil {
+	s.named = s.peer.owner.gateways()
+	if err := s.send(&Message{Kind: KindHello, Site: s.peer.owner.Site, Instance: s.offers.instance, Gateways: s.named}); err != nil {
 		return err
 	}
 	beat := false
@@ -281,6 +290,12 @@ func (s *session) sendDue(beat bool) error {
 	if raw, generation := s.peer.owner.ownBundle(); generation > s.told && len(raw) > 0 {
 		s.told = generation
 		if err := s.send(&Message{Kind: KindBundle, Bundle: raw}); err != nil {
+			return err
+		}
+	}
+	if now := s.peer.owner.gateways(); !reflect.DeepEqual(now, s.named) {
+		s.named = now
+		if err := s.send(&Message{Kind: KindHeartbeat, Gateways: now, Moved: true}); err != nil {
 			return err
 		}
 	}

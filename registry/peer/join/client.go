@@ -58,7 +58,7 @@ func (s *Site) Join(ctx context.Context, dialer tunnel.Dialer, text string, zone
 	if err != nil {
 		return "", err
 	}
-	q := request{Version: version, Secret: t.Secret, Site: settings.Name, Zones: t.Zones, Bundle: doc, Domain: settings.Trust, Gateways: settings.Gateways}
+	q := request{Version: version, Secret: t.Secret, Site: settings.Name, Zones: t.Zones, Bundle: doc, Domain: settings.Trust, Gateways: s.gateways(&settings)}
 	for _, link := range chain {
 		q.Chain = append(q.Chain, link.Raw)
 	}

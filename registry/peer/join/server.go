@@ -255,7 +255,7 @@ func (s *Site) admit(r *bufio.Reader, binding []byte) (a *answer, name string, e
 	if err := s.add(&next, m); err != nil {
 		return nil, "", err
 	}
-	return &answer{Version: version, Site: s.settings.Name, Bundle: doc, Domain: s.settings.Trust, Gateways: s.settings.Gateways}, m.Name, nil
+	return &answer{Version: version, Site: s.settings.Name, Bundle: doc, Domain: s.settings.Trust, Gateways: s.gateways(&s.settings)}, m.Name, nil
 }
 
 // member returns the peer that sends q, whose line is signed.

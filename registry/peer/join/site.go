@@ -47,6 +47,9 @@ type Site struct {
 	Configured func() []peer.Config
 	Knows      func(trustDomain string) bool
 
+	// Gateways returns Settings.Gateways as others reach them now; nil means as they are.
+	Gateways func() []peer.Gateway
+
 	Changed func()       // there are other peers. May be nil
 	Log     *slog.Logger // nil discards
 
@@ -351,6 +354,14 @@ func verify(b *identity.Bundle, chain []*x509.Certificate, usage x509.ExtKeyUsag
 	return v.Verify(chain)
 }
 
+// gateways returns those of settings as others reach them now.
+func (s *Site) gateways(settings *Settings) []peer.Gateway {
+	if s.Gateways == nil {
+		return settings.Gateways
+	}
+	return s.Gateways()
+}
+
 // Invite returns a token by which one site may join until ttl is over, and offer names of
 // zones.
 func (s *Site) Invite(zones []string, ttl time.Duration) (string, error) {
@@ -368,11 +379,15 @@ func (s *Site) Invite(zones []string, ttl time.Duration) (string, error) {
 	if len(s.settings.Gateways) == 0 {
 		return "", errors.New("site.gateways is empty: another site can't join where it can't connect to; have it invite this one")
 	}
+	reached := s.gateways(&s.settings)
+	if len(reached) == 0 {
+		return "", errors.New("no address of site.gateways is verified from outside yet, see culvert nat: another site can't join where it can't connect to; have it invite this one")
+	}
 	chain, _, err := s.own(&s.settings)
 	if err != nil {
 		return "", err
 	}
-	g := s.settings.Gateways[0]
+	g := reached[0]
 	at := slices.IndexFunc(g.Transports, func(p string) bool { return slices.Contains(transports, p) })
 	if at < 0 {
 		return "", fmt.Errorf("gateway %q in site.gateways has none of the transports %q, by which sites join", g.Address, transports)
