@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/rand"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"slices"
 	"sync"
@@ -141,18 +142,21 @@ func (s *Server) leave(x *serverSession) {
 func (s *Server) Drain() {
 	s.mu.Lock()
 	s.draining = true
-	all := make([]*serverSession, 0, len(s.sessions))
-	for x := range s.sessions {
-		all = append(all, x)
-	}
-	attached := s.attachments()
 	s.mu.Unlock()
+	all, attached := s.open()
 	for _, x := range all {
 		x.tellDrain()
 	}
 	for _, a := range attached {
 		a.drain()
 	}
+}
+
+// open returns what registers names now.
+func (s *Server) open() ([]*serverSession, []*Attachment) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Collect(maps.Keys(s.sessions)), s.attachments()
 }
 
 func (s *Server) via() string {

@@ -178,13 +178,7 @@ func (x *serverSession) tellDrain() {
 // Groups.Authorize decides by. Connectors are told of each that they lose or get.
 func (s *Server) Recheck() {
 	s.Groups.Recheck()
-	s.mu.Lock()
-	all := make([]*serverSession, 0, len(s.sessions))
-	for x := range s.sessions {
-		all = append(all, x)
-	}
-	attached := s.attachments()
-	s.mu.Unlock()
+	all, attached := s.open()
 	for _, x := range all {
 		x.recheck()
 	}

@@ -22,6 +22,12 @@ import (
 // a revocation list, by the list of delegates, by trust that is taken away, and with a token.
 // Tunnels of others go on. When that is undone, the caller comes in again.
 func TestRevokedCallersLoseTheirTunnelsAtEveryHop(t *testing.T) {
+	overCarriersOfCallers(t, revokeThroughTwoGateways)
+}
+
+// overCarriersOfCallers runs test, with the listener and the hop of two gateways, over each
+// carrier by which one gateway states its callers to the next.
+func overCarriersOfCallers(t *testing.T, test func(t *testing.T, carrier, listener, hop string)) {
 	for _, row := range []struct{ carrier, listener, hop string }{
 		{"hbone", "127.0.0.1:1", "hbone: %q"},
 		{"connect-h2", "127.0.0.1:1", "connect-h2: https://%s"},
@@ -30,22 +36,24 @@ func TestRevokedCallersLoseTheirTunnelsAtEveryHop(t *testing.T) {
 	} {
 		t.Run(row.carrier, func(t *testing.T) {
 			t.Parallel()
-			revokeThroughTwoGateways(t, row.carrier, row.listener, row.hop)
+			test(t, row.carrier, row.listener, row.hop)
 		})
 	}
+}
+
+// issueID issues a certificate with a SPIFFE id, for 127.0.0.1.
+func issueID(t *testing.T, ca *testca.CA, id string) *testca.Pair {
+	t.Helper()
+	pair, err := ca.Issue(testca.Options{SPIFFEID: id, IPs: []net.IP{net.IPv4(127, 0, 0, 1)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pair
 }
 
 func revokeThroughTwoGateways(t *testing.T, carrier, listener, hop string) {
 	const edge, inner, partner = "spiffe://edge.example/gw", "spiffe://edge.example/inner", "spiffe://corp.example/partner"
 	corp, gateways := newTestCA(t, "corp.example"), newTestCA(t, "edge.example")
-	issue := func(ca *testca.CA, id string) *testca.Pair {
-		t.Helper()
-		pair, err := ca.Issue(testca.Options{SPIFFEID: id, IPs: []net.IP{net.IPv4(127, 0, 0, 1)}})
-		if err != nil {
-			t.Fatal(err)
-		}
-		return pair
-	}
 	list := func(ca *testca.CA, revoked ...*x509.Certificate) string {
 		t.Helper()
 		pem, err := ca.RevocationList(revoked...)
@@ -54,7 +62,7 @@ func revokeThroughTwoGateways(t *testing.T, carrier, listener, hop string) {
 		}
 		return string(pem)
 	}
-	front, direct, edgeKey := issue(corp, frontID), issue(corp, partner), issue(gateways, edge)
+	front, direct, edgeKey := issueID(t, corp, frontID), issueID(t, corp, partner), issueID(t, gateways, edge)
 	files := func(id string, pair *testca.Pair, config string) map[string]string {
 		return map[string]string{
 			"gw.crt": string(pair.CertPEM), "gw.key": string(pair.KeyPEM), "corp.pem": string(corp.CertPEM), "edge.pem": string(gateways.CertPEM),
@@ -74,7 +82,7 @@ identity:
 services:
   - {name: svc.test, ports: [443], endpoints: [%[4]q], insecure: true}
 `, listener, carrier, edge, testnet.Echo(t).Addr())
-	in := startFile(t, files(inner, issue(gateways, inner), innerConfig))
+	in := startFile(t, files(inner, issueID(t, gateways, inner), innerConfig))
 	edgeConfig := fmt.Sprintf(`cluster: edge
 listeners:
   - address: "127.0.0.1:1"

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -23,17 +22,7 @@ import (
 // both gateways, their CA and that of the callers are replaced: no request fails, and the
 // service behind is told of each request who has made it.
 func TestAssertionsHoldWhileKeysAndCAsAreReplaced(t *testing.T) {
-	for _, row := range []struct{ carrier, listener, hop string }{
-		{"hbone", "127.0.0.1:1", "hbone: %q"},
-		{"connect-h2", "127.0.0.1:1", "connect-h2: https://%s"},
-		{"connect", "127.0.0.1:1", "connect: https://%s"},
-		{"connect-h3", "udp://127.0.0.1:1", "connect-h3: %q"},
-	} {
-		t.Run(row.carrier, func(t *testing.T) {
-			t.Parallel()
-			rotateTwoGateways(t, row.carrier, row.listener, row.hop)
-		})
-	}
+	overCarriersOfCallers(t, rotateTwoGateways)
 }
 
 func rotateTwoGateways(t *testing.T, carrier, listener, hop string) {
@@ -41,17 +30,9 @@ func rotateTwoGateways(t *testing.T, carrier, listener, hop string) {
 	callers := []string{"spiffe://corp.example/front", "spiffe://corp.example/back"}
 	gateways, nextGateways := newTestCA(t, "edge.example"), newTestCA(t, "edge.example")
 	corp, nextCorp := newTestCA(t, "corp.example"), newTestCA(t, "corp.example")
-	issue := func(ca *testca.CA, id string) *testca.Pair {
-		t.Helper()
-		pair, err := ca.Issue(testca.Options{SPIFFEID: id, IPs: []net.IP{net.IPv4(127, 0, 0, 1)}})
-		if err != nil {
-			t.Fatal(err)
-		}
-		return pair
-	}
 	var shown [2]atomic.Pointer[testca.Pair] // of the callers
 	for i, id := range callers {
-		shown[i].Store(issue(corp, id))
+		shown[i].Store(issueID(t, corp, id))
 	}
 	both := string(gateways.CertPEM) + string(nextGateways.CertPEM)
 
@@ -59,7 +40,7 @@ func rotateTwoGateways(t *testing.T, carrier, listener, hop string) {
 	roots := gateways.Pool()
 	roots.AddCert(nextGateways.Root())
 	v := &delegation.Verifier{Audience: []string{shop}, Gateways: []delegation.Gateway{{ID: inner, Roots: roots}}}
-	ln := v.Listener(tls.NewListener(testnet.Listen(t), &tls.Config{Certificates: []tls.Certificate{issue(gateways, shop).TLS}, ClientAuth: tls.RequireAnyClientCert}))
+	ln := v.Listener(tls.NewListener(testnet.Listen(t), &tls.Config{Certificates: []tls.Certificate{issueID(t, gateways, shop).TLS}, ClientAuth: tls.RequireAnyClientCert}))
 	var serving sync.WaitGroup
 	serving.Go(func() {
 		for {
@@ -85,7 +66,7 @@ func rotateTwoGateways(t *testing.T, carrier, listener, hop string) {
 		serving.Wait()
 	})
 	files := func(id, config string) map[string]string {
-		pair := issue(gateways, id)
+		pair := issueID(t, gateways, id)
 		return map[string]string{
 			"gw.crt": string(pair.CertPEM), "gw.key": string(pair.KeyPEM), "edge.pem": string(gateways.CertPEM), "shop.pem": both,
 			"corp.pem": string(corp.CertPEM), "culvert.yaml": config,
@@ -166,7 +147,7 @@ services:
 	// show has a gateway show a new key that ca has signed.
 	show := func(r *running, ca *testca.CA, id string) {
 		t.Helper()
-		was, pair := r.ids.store.Key("gw").Generation(), issue(ca, id)
+		was, pair := r.ids.store.Key("gw").Generation(), issueID(t, ca, id)
 		r.write(t, "gw.crt", string(pair.CertPEM))
 		r.write(t, "gw.key", string(pair.KeyPEM))
 		testnet.Eventually(t, patience, func() bool { return r.ids.store.Key("gw").Generation() > was }, "the key is read")
@@ -193,7 +174,7 @@ services:
 	trust("edge.example", "edge.pem", string(nextGateways.CertPEM), out, in)
 	trust("corp.example", "corp.pem", string(corp.CertPEM)+string(nextCorp.CertPEM), out, in)
 	for i, id := range callers {
-		shown[i].Store(issue(nextCorp, id))
+		shown[i].Store(issueID(t, nextCorp, id))
 	}
 	settle()
 	trust("corp.example", "corp.pem", string(nextCorp.CertPEM), out, in)
@@ -203,7 +184,7 @@ services:
 		return
 	}
 	// An old certificate of a caller is of no use any more.
-	shown[0].Store(issue(corp, callers[0]))
+	shown[0].Store(issueID(t, corp, callers[0]))
 	if err := call(0); err == nil || errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("a certificate of the CA before: got %v, want it refused", err)
 	}
