@@ -67,6 +67,7 @@ var layers = []struct {
 	{"dns", []string{"tunnel"}, "the DNS library behind small interfaces of its own"},
 	{"internal/metrics", []string{"tunnel"}, "metrics are made from Outcomes and nothing else"},
 	{"internal/unixsocket", []string{"tunnel"}, "whom a socket lets in, and who came, has nothing to do with what is served there"},
+	{"internal/capture/nft", nil, "how the kernel is told of rules has nothing to do with what they are for"},
 	{"internal/admin", []string{"internal/unixsocket", "tunnel"}, "the admin port is given what it shows"},
 	{"internal/background", nil, "a thread runs whatever computation it is given"},
 	{"internal/edits", nil, "how alike two words are is arithmetic"},
@@ -103,8 +104,8 @@ var homes = map[string]string{
 	"github.com/fsnotify/fsnotify":        "internal/filewatch",
 	"golang.org/x/net/idna":               "registry/file",
 	"golang.org/x/crypto/cryptobyte":      "sni",
-	"golang.org/x/sys/windows":            "registry/alloc",      // LockFileEx, which syscall lacks
-	"golang.org/x/sys/unix":               "internal/unixsocket", // LOCAL_PEERCRED of macOS, which syscall lacks
+	"golang.org/x/sys/windows":            "registry/alloc",                           // LockFileEx, which syscall lacks
+	"golang.org/x/sys/unix":               "internal/unixsocket internal/capture/nft", // LOCAL_PEERCRED of macOS, which syscall lacks; the numbers of nf_tables
 	"golang.org/x/net/http2":              "connect/h2",
 	"github.com/quic-go/quic-go":          "connect/h3",
 	"github.com/quic-go/qpack":            "connect/h3",
