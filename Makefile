@@ -125,6 +125,7 @@ check: ## format, vet on three systems, static analysis, tidy
 	$(GO) vet ./... && $(GO) vet -tags measure ./connect/h2 ./internal/testnet && $(GO) vet -tags nospiffe ./cmd/... ./identity/... && $(GO) vet -tags nokube,nospiffe ./cmd/...
 	cd integration && $(GO) vet ./... && $(GO) vet -tags netns ./reliability ./networks ./bench && $(GO) vet -tags copyrelay ./reliability ./interop
 	cd integration/coredns && $(GO) vet ./...
+	cd integration/peers && $(GO) vet ./...
 	cd integration/deploy && $(GO) vet ./...
 	cd integration/cluster && $(GO) vet ./...
 	GOOS=darwin $(GO) vet ./...
@@ -135,6 +136,7 @@ check: ## format, vet on three systems, static analysis, tidy
 	$(GO) mod tidy -diff
 	cd integration && $(GO) mod tidy -diff
 	cd integration/coredns && $(GO) mod tidy -diff
+	cd integration/peers && $(GO) mod tidy -diff
 	cd integration/deploy && $(GO) mod tidy -diff
 	cd integration/cluster && $(GO) mod tidy -diff
 	cd integration/cluster/controlplane && $(GO) mod tidy -diff
@@ -191,6 +193,7 @@ soak: build ## figures of time and of the processor; a million short tunnels and
 # make bench BENCHFLAGS="-loss 'cubic|quic|h3'"
 # make bench BENCHFLAGS="-tls terminated -slice 1s"
 # make bench BENCHFLAGS="-policy 'by address|decisions' -slice 1s"
+# make bench BENCHFLAGS="-reverse 'culvert|^frp$$' -measure 'down|beside'"
 BENCHFLAGS ?= -o ../docs/BENCHMARKS.md
 
 .PHONY: squid
@@ -200,8 +203,14 @@ squid: peers
 	  echo "make: the benchmark of policies needs squid; installing it" && \
 	  $$sudo env RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends squid; }
 
+# frp and chisel, which reverse sessions are measured beside, at the versions of that module.
+bin/peers: integration/peers/go.mod integration/peers/go.sum
+	@echo "make: building frp and chisel; the first time it takes one to three minutes"
+	cd integration/peers && $(GO) build -trimpath -o $(CURDIR)/bin/peers/ tool
+	@touch bin/peers
+
 .PHONY: bench
-bench: build squid ## side by side with HAProxy, nginx, a naive proxy and a direct connection, and with DNS servers: docs/BENCHMARKS.md
+bench: build squid bin/peers ## side by side with HAProxy, nginx, a naive proxy and a direct connection, and with DNS servers: docs/BENCHMARKS.md
 	cd integration && $(GO) run ./bench -culvert ../$(BIN) $(BENCHFLAGS)
 
 .PHONY: bench-kube

@@ -18,7 +18,7 @@ import (
 // A job is what the load generator is told to do, a line of JSON on its
 // standard input.
 type job struct {
-	Op    string         `json:"op"` // "conns", "trips", "up", "down", "hold", "half", "touch", "release"
+	Op    string         `json:"op"` // "conns", "trips", "up", "down", "beside", "hold", "half", "touch", "release"
 	To    netip.AddrPort `json:"to"`
 	N     int            `json:"n"`     // connections at once, or more connections to hold
 	Time  time.Duration  `json:"time"`  // of measuring
@@ -118,6 +118,8 @@ func (l *load) run(j job) error {
 		return l.trips(j)
 	case "up", "down":
 		return l.bulk(j)
+	case "beside":
+		return l.beside(j)
 	case "hold":
 		return l.hold(j)
 	case "half":

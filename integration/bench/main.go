@@ -3,7 +3,7 @@
 // Bench measures culvert beside HAProxy, nginx, a naive Go proxy and a direct
 // connection, on the same work, and prints one table with ratios; and culvert's
 // carriers beside each other, in a second one; and DNS servers, in a third; and bulk
-// through a path that loses packets, in a fourth; and what policies take:
+// through a path that loses packets, in a fourth; and what policies take; and reverse sessions:
 //
 //	go run ./bench -culvert ../bin/culvert -o ../docs/BENCHMARKS.md
 //	go run ./bench -only 'culvert|^haproxy$' -measure 'trips|cpu' -slice 1s
@@ -12,6 +12,7 @@
 //	go run ./bench -dns . -measure paced
 //	go run ./bench -loss 'quic|h3|cubic'
 //	go run ./bench -policy 'by address|decisions'
+//	go run ./bench -reverse 'culvert|^frp$' -slice 1s
 //	go run ./bench -profile ../bin/profile
 //
 // Everything runs on loopback and shares the machine's cores, so only ratios
@@ -53,6 +54,7 @@ type options struct {
 	loss    string
 	tls     string
 	policy  string
+	reverse string
 }
 
 func main() {
@@ -73,6 +75,7 @@ func main() {
 	flag.StringVar(&o.loss, "loss", "", "ways through a path that loses packets to measure, a `regexp`, or none: TCP alone, quic-go alone, port per service, connect-h2, connect-h3; as root")
 	flag.StringVar(&o.tls, "tls", "", "TLS at the proxy to measure, a `regexp`, or none: terminated, originated, re-encrypted, identity")
 	flag.StringVar(&o.policy, "policy", "", "policies to measure, a `regexp`, or none: policies by address, policies by identity, policies of others, decisions")
+	flag.StringVar(&o.reverse, "reverse", "", "reverse sessions to measure, a `regexp`, or none: culvert, frp, frp-nomux, chisel, sshd, culvert-ssh")
 	flag.IntVar(&o.scale, "scale", 0, "hold as many idle tunnels as so `many` culverts can, instead")
 	role := flag.String("role", "", "internal: what this process does for the benchmark")
 	naive := flag.String("naive-config", "", "internal: the naive proxy's configuration")
@@ -91,6 +94,8 @@ func main() {
 		err = loadMain()
 	case "carry":
 		err = carryMain()
+	case "connectors":
+		err = connectorsMain()
 	case "source":
 		err = sourceMain()
 	case "naive":
@@ -168,12 +173,14 @@ func deliver(page, file string) error {
 func (s *suite) benchmark(ctx context.Context, o options) (err error) {
 	// A run that names a part of the benchmark is of that part alone.
 	named := func(s string) bool { return s != "" && s != "none" }
-	part := named(o.carrier) || named(o.dns) || named(o.loss) || named(o.tls) || named(o.policy)
+	part := named(o.carrier) || named(o.dns) || named(o.loss) || named(o.tls) || named(o.policy) || named(o.reverse)
 	if part {
 		o.carrier = cmp.Or(o.carrier, "none")
 	}
 	if part || o.only != "" {
-		o.dns, o.loss, o.tls, o.policy = cmp.Or(o.dns, "none"), cmp.Or(o.loss, "none"), cmp.Or(o.tls, "none"), cmp.Or(o.policy, "none")
+		for _, other := range []*string{&o.dns, &o.loss, &o.tls, &o.policy, &o.reverse} {
+			*other = cmp.Or(*other, "none")
+		}
 	}
 	ways, err := s.carriers(o)
 	if err != nil {
@@ -192,6 +199,10 @@ func (s *suite) benchmark(ctx context.Context, o options) (err error) {
 		return err
 	}
 	authorized, err := s.newPolicies(o)
+	if err != nil {
+		return err
+	}
+	hidden, err := s.newReverse(o)
 	if err != nil {
 		return err
 	}
@@ -214,6 +225,9 @@ func (s *suite) benchmark(ctx context.Context, o options) (err error) {
 	if err := authorized.run(ctx); err != nil {
 		return err
 	}
+	if err := hidden.run(ctx); err != nil {
+		return err
+	}
 	if len(answers.peers) > 0 {
 		if err := answers.run(ctx); err != nil {
 			return err
@@ -228,6 +242,7 @@ func (s *suite) benchmark(ctx context.Context, o options) (err error) {
 	s.report(ctx, &page, o, ways)
 	encrypted.report(&page)
 	authorized.report(&page)
+	hidden.report(ctx, &page)
 	answers.report(ctx, &page)
 	lossy.report(&page)
 	return deliver(page.String(), o.out)

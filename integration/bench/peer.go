@@ -25,6 +25,10 @@ type peer struct {
 	version func(ctx context.Context) string
 	command func(r rig) (*exec.Cmd, error) // nil for a direct connection
 
+	// connector is a second process, started once the first one listens at apart(r.listen);
+	// nil for none.
+	connector func(r rig) (*exec.Cmd, error)
+
 	collect func(ctx context.Context, r *running) error // makes it collect its garbage; nil if it has none
 	tunnels int                                         // the most it can hold; 0 for as many as are asked for
 	bulk    bool                                        // takes part only where bulk is measured
@@ -46,6 +50,8 @@ type rig struct {
 	origin  string // address of the resolver that DNS servers forward to
 	syslog  string // address of a local syslog
 
+	programs string // folder of what is built to measure beside
+
 	tlsService string // address of a service inside TLS
 	late       bool   // policies admit lateCaller, too
 }
@@ -66,6 +72,7 @@ type running struct {
 	rig  rig
 	addr netip.AddrPort
 	cmd  *exec.Cmd
+	far  *exec.Cmd // the connector; nil for none
 	log  string
 	done chan error
 	pids []int
@@ -109,13 +116,42 @@ func (p *peer) start(ctx context.Context, r rig) (*running, error) {
 		return nil, fmt.Errorf("%s: %w", p.name, err)
 	}
 	go func() { run.done <- cmd.Wait() }()
-	if err := run.await(ctx); err != nil {
+	if p.connector != nil {
+		err = run.connect(ctx, log)
+	}
+	if err == nil {
+		err = run.await(ctx)
+	}
+	if err != nil {
 		run.stop()
 		text, _ := os.ReadFile(run.log)
 		return nil, fmt.Errorf("%s: %w\n%s", p.name, err, text)
 	}
 	run.pids = family(cmd.Process.Pid)
+	if run.far != nil {
+		run.pids = append(run.pids, family(run.far.Process.Pid)...)
+	}
 	return run, nil
+}
+
+// connect starts the connector.
+func (r *running) connect(ctx context.Context, log *os.File) error {
+	first := *r.peer
+	first.ready = func(ctx context.Context, addr string) error { return listens(ctx, apart(addr)) }
+	if err := (&running{peer: &first, rig: r.rig, addr: r.addr, done: r.done}).await(ctx); err != nil {
+		return err
+	}
+	cmd, err := r.connector(r.rig)
+	if err != nil {
+		return err
+	}
+	cmd.Stdout, cmd.Stderr = log, log
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	r.far = cmd
+	return nil
 }
 
 // lastPort counts the ports that freeAddr has tried.
@@ -206,6 +242,10 @@ func echoThrough(ctx context.Context, addr, name string) error {
 func (r *running) stop() {
 	if r.cmd == nil {
 		return
+	}
+	if r.far != nil {
+		_ = syscall.Kill(-r.far.Process.Pid, syscall.SIGKILL)
+		_ = r.far.Wait()
 	}
 	_ = syscall.Kill(-r.cmd.Process.Pid, syscall.SIGKILL)
 	<-r.done

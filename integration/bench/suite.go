@@ -4,6 +4,7 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -33,6 +34,7 @@ type suite struct {
 	log     io.Writer
 	steps   []step
 	role    string // of the load generator
+	names   int    // that are asked for; 0 for all that there usually are
 
 	load    *generator
 	results results
@@ -142,7 +144,7 @@ func (s *suite) measure(ctx context.Context, p *running, j job) (report, time.Du
 
 // do does a job that goes through p.
 func (s *suite) do(ctx context.Context, p *running, j job) (report, error) {
-	j.To = p.addr
+	j.To, j.Names = p.addr, cmp.Or(j.Names, s.names)
 	if p.carrier != nil {
 		j.Carrier = p.carrier.name
 	}

@@ -204,7 +204,10 @@ func rounded(v float64, digits int) float64 {
 
 // judge writes PASS or SHORT for every target, and returns how many fall
 // short.
-func (r results) judge(w io.Writer) (short int) {
+func (r results) judge(w io.Writer) (short int) { return r.judgeRows(w, us, rows()) }
+
+// judgeRows is judge for the targets in rows, which are about the values of one peer.
+func (r results) judgeRows(w io.Writer, peer string, rows []row) (short int) {
 	line := func(ok bool, format string, args ...any) {
 		word := "PASS"
 		if !ok {
@@ -214,9 +217,9 @@ func (r results) judge(w io.Writer) (short int) {
 		fmt.Fprintf(w, "%-5s  %s\n", word, fmt.Sprintf(format, args...))
 	}
 	titles := make(map[string]string)
-	for _, row := range rows() {
+	for _, row := range rows {
 		titles[row.id] = row.title
-		v, _, ok := r.median(row.id, us)
+		v, _, ok := r.median(row.id, peer)
 		if !ok {
 			continue
 		}
@@ -228,9 +231,9 @@ func (r results) judge(w io.Writer) (short int) {
 		}
 		than, other := row.than+"'s", r[row.id][row.than]
 		if title, ok := titles[row.than]; ok {
-			than, other = "that with "+title[strings.LastIndex(title, ", ")+2:], r[row.than][us]
+			than, other = "that with "+title[strings.LastIndex(title, ", ")+2:], r[row.than][peer]
 		}
-		if ratio, ok := ratioOf(r[row.id][us], other); ok {
+		if ratio, ok := ratioOf(r[row.id][peer], other); ok {
 			ratio = rounded(ratio, 2)
 			want, good := "at most", ratio <= row.ratio
 			if row.more {
