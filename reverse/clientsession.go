@@ -86,12 +86,17 @@ func (x *clientSession) serve(ctx context.Context) {
 		}
 	})
 	defer late.Stop()
-	err := x.proto.ServeConn(ctx, tunnel.NewConn(x.carrier), x)
-	x.mu.Lock()
-	if x.err == nil {
-		x.err = err
-	}
-	x.mu.Unlock()
+	done := make(chan struct{})
+	var watching sync.WaitGroup
+	watching.Go(func() {
+		defer x.client.recovered()
+		x.carrier.watch(done)
+	})
+	defer func() {
+		close(done)
+		watching.Wait()
+	}()
+	x.fail(x.proto.ServeConn(ctx, tunnel.NewConn(x.carrier), x))
 }
 
 // wait returns when the session has ended, with why, or when another is to take its place.
@@ -152,25 +157,26 @@ func (x *clientSession) serveControl(req *tunnel.Request) {
 	x.control = s
 	x.mu.Unlock()
 	done := make(chan struct{})
-	var watching sync.WaitGroup
+	var telling sync.WaitGroup
 	defer func() {
 		close(done)
-		watching.Wait()
+		telling.Wait()
 		_ = stream.Close()
 		_ = x.carrier.Close() // which ends the session
 	}()
-	watching.Go(func() {
+	telling.Go(func() {
 		defer x.client.recovered()
 		x.tellNames()
-		s.watch(done, x.carrier, func() {
-			x.fail(errDead)
-			_ = x.carrier.Close()
-		})
+		s.ping(done, x.carrier)
 	})
 	x.fail(fmt.Errorf("reverse: the control stream ended: %w", s.read(x.handle)))
 }
 
+// fail notes why the session has ended; the first reason counts.
 func (x *clientSession) fail(err error) {
+	if x.carrier.dead.Load() {
+		err = errDead
+	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if x.err == nil {

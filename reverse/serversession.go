@@ -74,6 +74,16 @@ func (x *serverSession) serve(ctx context.Context) error {
 		return err
 	}
 	_ = x.carrier.SetDeadline(time.Time{})
+	defer x.background(x.carrier.watch)()
+	err = x.serveStreams(ctx)
+	if x.carrier.dead.Load() {
+		return errDead
+	}
+	return err
+}
+
+// serveStreams opens the control stream and reads it to its end.
+func (x *serverSession) serveStreams(ctx context.Context) error {
 	x.dialer.Proxy, x.dialer.Dialer, x.dialer.Via = "connector of "+tunnel.Clip(x.req.Peer.ID), &oneConn{conn: x.carrier}, x.server.via()
 	x.dialer.Parallel, x.dialer.Streams = 1, maxStreams
 	x.dialer.Idle, x.dialer.Ping, x.dialer.Pong = math.MaxInt64/4, deadAfter, 2*deadAfter // the control stream is first
@@ -102,30 +112,27 @@ func (x *serverSession) serveControl(c net.Conn) error {
 	defer func() {
 		x.server.log().Info("connector left", "owner", x.req.Peer.ID, "source", x.req.Source.String(), "connector", x.connectorName(), "lasted", time.Since(x.since))
 	}()
-	var watching sync.WaitGroup
+	defer x.background(func(done <-chan struct{}) { s.ping(done, x.carrier) })()
+	return s.read(x.handle)
+}
+
+// background runs f in a goroutine until end is called, which closes done and waits for f.
+func (x *serverSession) background(f func(done <-chan struct{})) (end func()) {
+	var running sync.WaitGroup
 	done := make(chan struct{})
-	defer func() {
-		close(done)
-		watching.Wait()
-	}()
-	var dead atomic.Bool
-	watching.Go(func() {
+	running.Go(func() {
 		defer func() {
 			if v := recover(); v != nil {
 				x.server.caught(v)
 				_ = x.carrier.Close()
 			}
 		}()
-		s.watch(done, x.carrier, func() {
-			dead.Store(true)
-			_ = x.carrier.Close()
-		})
+		f(done)
 	})
-	err := s.read(x.handle)
-	if dead.Load() {
-		return errDead
+	return func() {
+		close(done)
+		running.Wait()
 	}
-	return err
 }
 
 func (s *Server) isDraining() bool {

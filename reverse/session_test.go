@@ -14,6 +14,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"culvert.dev/tunnel"
@@ -44,7 +45,8 @@ type testGateway struct {
 	ends    []tunnel.Outcome
 	serving sync.WaitGroup
 	ctx     context.Context
-	wrap    func(net.Conn) net.Conn // of the gateway's end; may be nil
+	pair    func(context.Context) (near, far net.Conn, err error) // nil means over TCP
+	wrap    func(net.Conn) net.Conn                               // of the gateway's end; may be nil
 }
 
 func newTestGateway(t *testing.T) *testGateway {
@@ -80,7 +82,11 @@ func (g *testGateway) Dial(ctx context.Context, ep *tunnel.Endpoint, _ *tunnel.R
 	if g.ctx.Err() != nil {
 		return nil, errors.New("the gateway is gone")
 	}
-	near, far, err := tcpPair(ctx)
+	pair := g.pair
+	if pair == nil {
+		pair = tcpPair
+	}
+	near, far, err := pair(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -88,14 +94,14 @@ func (g *testGateway) Dial(ctx context.Context, ep *tunnel.Endpoint, _ *tunnel.R
 	accepted := make(chan struct{})
 	req := by(g.owner)
 	req.Name, req.Port, req.Start = tunnel.MustParseName(ep.Host), ep.Addr.Port(), time.Now()
-	req.Source = near.LocalAddr().(*net.TCPAddr).AddrPort()
+	req.Source = netip.MustParseAddrPort("127.0.0.1:1")
 	req.Refuse = func(err error) { refused <- err }
 	req.Accept = func() (tunnel.Stream, error) {
 		close(accepted)
 		if g.wrap != nil {
-			return halfCloser{g.wrap(far), far}, nil
+			far = g.wrap(far)
 		}
-		return far, nil
+		return far.(tunnel.Stream), nil
 	}
 	g.serving.Go(func() { g.ServeTunnel(g.ctx, req) })
 	select {
@@ -112,14 +118,7 @@ func (*testGateway) Check(*tunnel.Endpoint) error { return nil }
 
 func (*testGateway) Info() tunnel.TransportInfo { return tunnel.TransportInfo{} }
 
-type halfCloser struct {
-	net.Conn
-	tcp *net.TCPConn
-}
-
-func (h halfCloser) CloseWrite() error { return h.tcp.CloseWrite() }
-
-func tcpPair(ctx context.Context) (near, far *net.TCPConn, err error) {
+func tcpPair(ctx context.Context) (near, far net.Conn, err error) {
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return nil, nil, err
@@ -134,7 +133,7 @@ func tcpPair(ctx context.Context) (near, far *net.TCPConn, err error) {
 		_ = c.Close()
 		return nil, nil, err
 	}
-	return c.(*net.TCPConn), s.(*net.TCPConn), nil
+	return c, s, nil
 }
 
 // echo answers each request with its name, and then with what comes.
@@ -317,76 +316,131 @@ func TestOneSessionForEachReplica(t *testing.T) {
 	eventually(t, "the name has one session", func() bool { return g.members("cam.edge.example") == 1 })
 }
 
-// A silentConn loses everything from a moment on, as a path does that has died.
-type silentConn struct {
+// A dyingConn is the gateway's end of a path. Once the path is dead, nothing arrives, not even
+// an end, and writes are lost or do not return.
+type dyingConn struct {
 	net.Conn
-	dead   <-chan struct{}
-	closed chan struct{}
+	after  int // writes; 0 means that die is called
+	stuck  bool
+	writes atomic.Int32
 	once   sync.Once
+	dead   chan struct{}
+	closed sync.Once
+	gone   chan struct{} // closed by Close
 }
 
-func (c *silentConn) Read(b []byte) (int, error) {
-	n, err := c.Conn.Read(b)
+func (c *dyingConn) die() { c.once.Do(func() { close(c.dead) }) }
+
+func (c *dyingConn) isDead() bool {
 	select {
 	case <-c.dead:
-		<-c.closed
-		return 0, net.ErrClosed
+		return true
 	default:
+		return false
+	}
+}
+
+func (c *dyingConn) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	if c.isDead() {
+		<-c.gone
+		return 0, net.ErrClosed
 	}
 	return n, err
 }
 
-func (c *silentConn) Write(b []byte) (int, error) {
-	select {
-	case <-c.dead:
-		return len(b), nil
-	default:
-		return c.Conn.Write(b)
+func (c *dyingConn) Write(b []byte) (int, error) {
+	switch {
+	case !c.isDead():
+		n, err := c.Conn.Write(b)
+		if int(c.writes.Add(1)) == c.after {
+			c.die()
+		}
+		return n, err
+	case c.stuck:
+		<-c.gone
+		return 0, net.ErrClosed
 	}
+	return len(b), nil
 }
 
-func (c *silentConn) Close() error {
-	c.once.Do(func() { close(c.closed) })
-	select {
-	case <-c.dead:
-		return nil // nothing arrives, not even the end
-	default:
-		return c.Conn.Close()
+func (c *dyingConn) Close() error {
+	c.closed.Do(func() { close(c.gone) })
+	if c.isDead() {
+		return nil
 	}
+	return c.Conn.Close()
 }
 
-// A path that dies without a FIN is found by both sides, which then do without it.
+func (c *dyingConn) CloseWrite() error { return nil }
+
+// A path that dies without a FIN is found by both sides within 10 s, which then do without it:
+// whatever the session was about to do, and also where writes do not return.
 func TestDeadPathsAreFound(t *testing.T) {
-	g := newTestGateway(t)
-	dead := make(chan struct{})
-	var mu sync.Mutex
-	var hidden []net.Conn
-	g.wrap = func(c net.Conn) net.Conn {
-		mu.Lock()
-		defer mu.Unlock()
-		if len(hidden) > 0 { // the next path works
-			return c
-		}
-		hidden = append(hidden, c)
-		return &silentConn{Conn: c, dead: dead, closed: make(chan struct{})}
-	}
-	t.Cleanup(func() {
-		mu.Lock()
-		defer mu.Unlock()
-		for _, c := range hidden {
-			_ = c.Close()
-		}
-	})
-	c := client([]Registration{named("cam.edge.example")}, g)
-	run(t, c)
-	eventually(t, "the name is registered", func() bool { return g.members("cam.edge.example") == 1 && len(g.Sessions()) == 1 })
-	id := g.Sessions()[0].ID
-	close(dead)
-	eventually(t, "the gateway has found it", func() bool { return slices.Contains(g.outcomes(), tunnel.Idle) })
-	eventually(t, "the connector has found it", func() bool { l := g.Sessions(); return len(l) == 1 && l[0].ID != id })
-	eventually(t, "the name is registered again", func() bool { return g.members("cam.edge.example") == 1 })
-	if _, line, err := g.dial(t, "cam.edge.example", 443); err != nil || line != "cam.edge.example:443" {
-		t.Errorf("after that: got %q and %v", line, err)
+	for _, test := range []struct {
+		name  string
+		after int
+		stuck bool
+	}{
+		{"writes are lost", 0, false},
+		{"writes do not return", 0, true},
+		{"after the welcome", 1, false},
+		{"after the welcome, and writes do not return", 1, true},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				g := newTestGateway(t)
+				g.pair = func(context.Context) (near, far net.Conn, err error) {
+					near, far = net.Pipe()
+					return near, far, nil
+				}
+				var mu sync.Mutex
+				var paths []*dyingConn
+				g.wrap = func(c net.Conn) net.Conn {
+					mu.Lock()
+					defer mu.Unlock()
+					d := &dyingConn{Conn: c, stuck: test.stuck, dead: make(chan struct{}), gone: make(chan struct{})}
+					if len(paths) == 0 { // the next path works
+						d.after = test.after
+					}
+					paths = append(paths, d)
+					return d
+				}
+				c := client([]Registration{named("cam.edge.example")}, g)
+				stop := run(t, c)
+				synctest.Wait()
+				first := g.Sessions()
+				if len(first) != 1 {
+					t.Fatalf("the sessions are %+v, want one", first)
+				}
+				if test.after == 0 {
+					paths[0].die()
+				} else if !paths[0].isDead() {
+					t.Fatal("the path has not died")
+				}
+				died := time.Now()
+				for !slices.Contains(g.outcomes(), tunnel.Idle) && time.Since(died) < time.Minute {
+					time.Sleep(100 * time.Millisecond)
+				}
+				if took := time.Since(died); took >= 10*time.Second {
+					t.Errorf("the gateway has found it after %v, want less than 10s; the outcomes are %q", took, g.outcomes())
+				}
+				for time.Since(died) < time.Minute {
+					if l := g.Sessions(); len(l) == 1 && l[0].ID != first[0].ID && g.members("cam.edge.example") == 1 {
+						break
+					}
+					time.Sleep(100 * time.Millisecond)
+				}
+				if took := time.Since(died); took >= 10*time.Second {
+					t.Errorf("the connector was back after %v, want less than 10s; its state is %+v", took, c.State())
+				}
+				if _, line, err := g.dial(t, "cam.edge.example", 443); err != nil || line != "cam.edge.example:443" {
+					t.Errorf("after that: got %q and %v", line, err)
+				}
+				stop()
+				_ = paths[0].Conn.Close()
+			})
+		})
 	}
 }
 

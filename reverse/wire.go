@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"os"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -124,12 +125,11 @@ type carrierConn struct {
 	net.Conn
 	early *bufio.Reader
 	heard atomic.Int64 // when the last byte came, by clock
-	once  sync.Once
-	gone  chan struct{} // closed by Close
+	dead  atomic.Bool  // closed by kill
 }
 
 func newCarrierConn(c net.Conn) *carrierConn {
-	k := &carrierConn{Conn: c, gone: make(chan struct{})}
+	k := &carrierConn{Conn: c}
 	k.early = bufio.NewReader(readerFunc(k.read))
 	k.heard.Store(clock())
 	return k
@@ -155,14 +155,32 @@ func (k *carrierConn) Read(b []byte) (int, error) {
 	return k.read(b)
 }
 
-// Close implements net.Conn.
-func (k *carrierConn) Close() error {
-	k.once.Do(func() { close(k.gone) })
-	return k.Conn.Close()
-}
-
 // silent returns how long nothing has come.
 func (k *carrierConn) silent() time.Duration { return time.Duration(clock() - k.heard.Load()) }
+
+// watch kills the carrier once it is silent for too long, until done is closed. It writes
+// nothing: a Write on a path that is dead may not return.
+func (k *carrierConn) watch(done <-chan struct{}) {
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	for {
+		select {
+		case <-done:
+			return
+		case <-tick.C:
+		}
+		if k.silent() >= deadAfter {
+			k.kill()
+			return
+		}
+	}
+}
+
+// kill closes a carrier whose path is dead.
+func (k *carrierConn) kill() {
+	k.dead.Store(true)
+	_ = k.Close()
+}
 
 var clockStart = time.Now()
 
@@ -182,28 +200,22 @@ func (s *controlStream) send(v control) error {
 	return writeJSON(s.conn, v)
 }
 
-// watch sends pings until done is closed. It calls dead once where the carrier has been silent for too
-// long.
-func (s *controlStream) watch(done <-chan struct{}, carrier *carrierConn, dead func()) {
-	tick := time.NewTicker(time.Second)
+// ping sends pings until done is closed. It kills a carrier that takes none.
+func (s *controlStream) ping(done <-chan struct{}, carrier *carrierConn) {
+	tick := time.NewTicker(pingEvery)
 	defer tick.Stop()
-	last := clock()
 	for {
 		select {
 		case <-done:
 			return
 		case <-tick.C:
 		}
-		if carrier.silent() >= deadAfter {
-			dead()
-			return
+		err := s.send(control{Kind: kindPing})
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			carrier.kill()
 		}
-		if now := clock(); now-last >= int64(pingEvery) {
-			last = now
-			if s.send(control{Kind: kindPing}) != nil {
-				dead()
-				return
-			}
+		if err != nil {
+			return // the reader of the stream ends the session
 		}
 	}
 }
