@@ -44,6 +44,7 @@ type Config struct {
 	NAT          *NAT          // nil means that the router is asked for nothing
 	DNS          *DNS          // nil means that nothing is answered by DNS
 	Kubernetes   *Kubernetes   // nil means that there is none
+	Agent        *Agent        // nil means that this is no agent; its networks, services and listeners are among the others
 	Reverse      *Reverse      // nil means that this gateway opens no reverse sessions
 	Credentials  Credentials   // of files that the parts above name themselves
 	Identity     *Identity     // nil means no tokens of issuers, and no keys and trust by name

@@ -36,19 +36,18 @@ func (d *decoder) errorf(n *yaml.Node, hint, format string, args ...any) {
 	if d.full() {
 		return
 	}
-	d.errs = append(d.errs, &Error{
-		File: d.file, Line: max(n.Line, 1), Column: max(n.Column, 1),
-		Msg: fmt.Sprintf(format, args...), Hint: hint,
-	})
+	d.errs = d.errs.with(d.mistake(n, hint, format, args...))
 }
 
 // warnf reports what is allowed and probably not meant.
 func (d *decoder) warnf(n *yaml.Node, hint, format string, args ...any) {
 	if len(d.cfg.Warnings) < maxErrors {
-		d.cfg.Warnings = append(d.cfg.Warnings, &Error{
-			File: d.file, Line: max(n.Line, 1), Column: max(n.Column, 1), Msg: fmt.Sprintf(format, args...), Hint: hint,
-		})
+		d.cfg.Warnings = d.cfg.Warnings.with(d.mistake(n, hint, format, args...))
 	}
+}
+
+func (d *decoder) mistake(n *yaml.Node, hint, format string, args ...any) *Error {
+	return &Error{File: d.file, Line: max(n.Line, 1), Column: max(n.Column, 1), Msg: fmt.Sprintf(format, args...), Hint: hint}
 }
 
 // parse decodes and checks data.
@@ -69,6 +68,9 @@ func decode(name string, data []byte) (*decoder, *yaml.Node) {
 	if root != nil {
 		d.root.node = root
 		into(d, root, "the configuration", c)
+		if c.Agent != nil {
+			c.Agent.expand(d, c)
+		}
 	}
 	warnings := d.cfg.Warnings
 	d.cfg = *c.config()

@@ -69,6 +69,15 @@ func (e Errors) sorted() error {
 	return e[:min(len(e), maxErrors)]
 }
 
+// with returns e with one more, unless it has that already: a key may stand for several
+// objects, with the same mistake in each.
+func (e Errors) with(one *Error) Errors {
+	if slices.ContainsFunc(e, func(other *Error) bool { return *other == *one }) {
+		return e
+	}
+	return append(e, one)
+}
+
 // elsewhere are keys of other products' configurations and of earlier versions of
 // this one, in lower case, and the keys that stand for them here.
 var elsewhere = map[string][]string{

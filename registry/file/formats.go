@@ -38,6 +38,7 @@ var formats = map[string]format{
 	"keyPattern":       formatOf(patternOf(1, `write "example.com/*" or "example.com/team"`, "DOMAIN/NAME")),
 	"label":            formatOf(parseLabel),
 	"listenerAddress":  formatOf(parseListenerAddress),
+	"localListener":    formatOf(parseLocalListener),
 	"logLevel":         formatOf(parseLogLevel),
 	"memory":           formatOf(parseMemory),
 	"namespacePattern": formatOf(patternOf(0, `write "shop" or "team-*"`, "a namespace")),

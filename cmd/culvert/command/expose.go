@@ -1,16 +1,13 @@
 package command
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"io"
 	"log/slog"
 	"net"
 	"path/filepath"
 	"strconv"
-	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -114,9 +111,7 @@ func (o *exposeOptions) check() error {
 		return usageError("write HOST:PORT", "--to %q: %w", o.to, err)
 	}
 	for i, via := range o.via {
-		if _, _, err := net.SplitHostPort(via); err != nil {
-			o.via[i] = net.JoinHostPort(strings.Trim(via, "[]"), "443")
-		}
+		o.via[i] = withPort(via, "443")
 	}
 	if o.cert != "" && o.key == "" {
 		o.key = o.cert
@@ -161,16 +156,7 @@ func (o *exposeOptions) load() (*file.Config, error) {
 	if o.serverName != "" {
 		reverse["serverName"] = o.serverName
 	}
-	text, err := json.Marshal(map[string]any{"reverse": reverse}) // which is YAML, too
-	if err != nil {
-		return nil, err
-	}
-	c, err := file.LoadFrom("flags", bytes.NewReader(text))
-	var mistakes file.Errors
-	if errors.As(err, &mistakes) && len(mistakes) > 0 { // where they stand in that text helps nobody
-		return nil, usageError(mistakes[0].Hint, "%s", mistakes[0].Msg)
-	}
-	return c, usageOrNil(err)
+	return loadFlags(map[string]any{"reverse": reverse})
 }
 
 // usageOrNil is usage for an error that may be nil.

@@ -35,6 +35,7 @@ type sourceOptions struct {
 	routes string
 	admin  string
 	zone   string
+	agent  *agentFlags // of "culvert agent", in place of listen, route and routes
 }
 
 func (o *sourceOptions) add(cmd *cobra.Command) {
@@ -58,6 +59,9 @@ func (o *sourceOptions) given() bool {
 
 // load reads what the flags name.
 func (o *sourceOptions) load() (*file.Config, error) {
+	if o.agent != nil && o.config == "" {
+		return o.agent.load()
+	}
 	if !o.given() {
 		return nil, usageError("give --config FILE, or --listen ADDR with --route NAME=HOST:PORT", "nothing to serve")
 	}
@@ -65,6 +69,9 @@ func (o *sourceOptions) load() (*file.Config, error) {
 		c, err := file.Load(o.config)
 		if err != nil {
 			return nil, configError(err)
+		}
+		if o.agent != nil && c.Agent == nil {
+			return nil, usageError("add agent: {gateway: HOST:PORT, key: NAME} to the file, or use culvert gateway", "%s has no agent", o.config)
 		}
 		if o.admin != "" {
 			c.Admin = o.admin

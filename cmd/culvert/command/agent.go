@@ -1,0 +1,175 @@
+package command
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"net"
+	"path/filepath"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"culvert.dev/registry/file"
+)
+
+// agentFlags say what "agent" of a configuration file does.
+type agentFlags struct {
+	gateways   []string
+	cert       string
+	key        string
+	ca         string
+	token      string
+	serverName string
+	peers      []string
+	names      []string
+	proxy      string
+	forwards   []string // LOCAL=NAME[:PORT]
+}
+
+func newAgent() *cobra.Command {
+	var o gatewayOptions
+	var a agentFlags
+	cmd := &cobra.Command{
+		Use:   "agent",
+		Short: "Reach the services behind gateways from this machine",
+		Long: `Agent lets the programs of this machine reach the services behind gateways, with
+no VPN. A program asks the agent for a service by its name: by HTTP CONNECT or
+SOCKS5 at one port of loopback, or at a port or Unix socket that leads to one
+service. The agent asks a gateway, by TLS and with the agent's own credentials,
+and passes the bytes on as they are. A name that the gateway does not have, or
+does not let the agent reach, is refused with the reason of the gateway. The
+agent never dials a service directly.
+
+It is "culvert gateway" with the part "agent" of a configuration file, or with
+flags in its place: what a gateway can do, an agent can.`,
+		Example: `  culvert agent --gateway gw.example --cert me.pem --key me.key --ca ca.pem
+  culvert agent --gateway gw1.example --gateway gw2.example:8443 --cert me.pem --forward 5432=db.shop.example
+  culvert agent --gateway gw.example --token-file token --name '*.shop.example' --forward unix:/run/user/1000/redis=cache.shop.example:6379
+  culvert agent --config agent.yaml`,
+		Args: args(0, "no arguments"),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			ctx, stop, now := signals(cmd.Context())
+			defer stop()
+			o.agent = &a
+			return runGateway(ctx, now, cmd.ErrOrStderr(), &o)
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&o.config, "config", "", "configuration file with the part agent, YAML, in place of the flags below")
+	f.StringArrayVar(&a.gateways, "gateway", nil, "`HOST[:PORT]` of a gateway (default port: 443); repeatable")
+	f.StringVar(&a.cert, "cert", "", "file with the certificate chain to show to the gateways, PEM")
+	f.StringVar(&a.key, "key", "", "file with its private key, PEM (default: that of --cert)")
+	f.StringVar(&a.ca, "ca", "", "file with CA certificates for the gateways, PEM (default: the system's)")
+	f.StringVar(&a.token, "token-file", "", "file with a bearer token for the gateways")
+	f.StringVar(&a.serverName, "server-name", "", "name in the gateways' certificates (default: the host of --gateway)")
+	f.StringArrayVar(&a.peers, "peer", nil, "SPIFFE `ID` that a gateway may have in place of the name in its certificate; repeatable")
+	f.StringArrayVar(&a.names, "name", nil, "`NAME` that the gateways are asked for, or *.NAME; repeatable (default: every name)")
+	f.StringVar(&a.proxy, "proxy", "", "where programs ask by CONNECT and SOCKS5: HOST:PORT on loopback, or unix:PATH (default: 127.0.0.1:1080)")
+	f.StringArrayVar(&a.forwards, "forward", nil, "`LOCAL=NAME[:PORT]`: a port of loopback, or unix:PATH, that leads to one service; repeatable")
+	f.StringVar(&o.admin, "admin", "", "address of the admin port: health, metrics, tunnels, pprof; HOST:PORT on loopback, or unix:PATH")
+	for _, name := range []string{"gateway", "cert", "key", "ca", "token-file", "server-name", "peer", "name", "proxy", "forward"} {
+		cmd.MarkFlagsMutuallyExclusive("config", name)
+	}
+	_ = cmd.MarkFlagFilename("config", "yaml", "yml")
+	for _, name := range []string{"cert", "key", "ca"} {
+		_ = cmd.MarkFlagFilename(name, "pem", "crt", "key")
+	}
+	_ = cmd.MarkFlagFilename("token-file")
+	for _, name := range []string{"gateway", "server-name", "peer", "name", "proxy", "forward"} {
+		_ = cmd.RegisterFlagCompletionFunc(name, cobra.NoFileCompletions)
+	}
+	o.addRuntime(cmd)
+	return cmd
+}
+
+// check finds mistakes in the flags, and puts the defaults in.
+func (a *agentFlags) check() error {
+	switch {
+	case len(a.gateways) == 0:
+		return usageError("add --gateway HOST[:PORT], or --config FILE", "by which gateway?")
+	case a.cert == "" && a.key != "":
+		return usageError("give --cert, too", "--key needs --cert")
+	case a.cert == "" && a.token == "":
+		return usageError("give --cert and --key, or --token-file", "the gateways have to know who asks")
+	}
+	for i, to := range a.gateways {
+		a.gateways[i] = withPort(to, "443")
+	}
+	if a.cert != "" && a.key == "" {
+		a.key = a.cert
+	}
+	return nil
+}
+
+// withPort returns HOST:PORT of an address that may have no port.
+func withPort(address, port string) string {
+	if _, _, err := net.SplitHostPort(address); err == nil {
+		return address
+	}
+	return net.JoinHostPort(strings.Trim(address, "[]"), port)
+}
+
+// load returns what a file with "agent" for these flags would be. Its parser checks the rest.
+func (a *agentFlags) load() (*file.Config, error) {
+	if err := a.check(); err != nil {
+		return nil, err
+	}
+	agent, identity := map[string]any{"gateway": a.gateways}, map[string]any{}
+	var err error
+	full := func(path string) string {
+		name, absErr := filepath.Abs(path)
+		err = errors.Join(err, absErr)
+		return name
+	}
+	// By name, so that the files are followed: short-lived certificates are renewed.
+	if a.cert != "" {
+		agent["key"] = "agent"
+		identity["keys"] = map[string]any{"agent": map[string]any{"certificateFile": full(a.cert), "keyFile": full(a.key)}}
+	}
+	if a.ca != "" {
+		agent["caFile"] = full(a.ca)
+	}
+	if a.token != "" {
+		agent["tokenFile"] = full(a.token)
+	}
+	for key, value := range map[string]string{"serverName": a.serverName, "proxy": a.proxy} {
+		if value != "" {
+			agent[key] = value
+		}
+	}
+	for key, list := range map[string][]string{"peers": a.peers, "names": a.names} {
+		if len(list) > 0 {
+			agent[key] = list
+		}
+	}
+	forwards := map[string]string{}
+	for _, f := range a.forwards {
+		local, name, ok := strings.Cut(f, "=")
+		if !ok || forwards[local] != "" {
+			return nil, usageError("write LOCAL=NAME[:PORT], each LOCAL once", "--forward %q", f)
+		}
+		forwards[local] = name
+	}
+	if len(forwards) > 0 {
+		agent["forwards"] = forwards
+	}
+	if err != nil {
+		return nil, err
+	}
+	return loadFlags(map[string]any{"agent": agent, "identity": identity})
+}
+
+// loadFlags returns the configuration that flags stand for. Its parser checks them.
+func loadFlags(content map[string]any) (*file.Config, error) {
+	text, err := json.Marshal(content) // which is YAML, too
+	if err != nil {
+		return nil, err
+	}
+	c, err := file.LoadFrom("flags", bytes.NewReader(text))
+	var mistakes file.Errors
+	if errors.As(err, &mistakes) && len(mistakes) > 0 { // where they stand in that text helps nobody
+		return nil, usageError(mistakes[0].Hint, "%s", mistakes[0].Msg)
+	}
+	return c, usageOrNil(err)
+}

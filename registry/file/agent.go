@@ -1,0 +1,219 @@
+package file
+
+import (
+	"net"
+	"net/netip"
+	"reflect"
+	"slices"
+	"strconv"
+
+	"culvert.dev/tunnel"
+	"go.yaml.in/yaml/v3"
+)
+
+// An Agent is what lets the programs of one host, or of one user of it, reach the services
+// behind gateways. It stands for parts that the rest of the file could say, too: a network
+// that is reached over the gateways, a service with the names there, and listeners on this
+// host. They are made of it by expand, and are read and checked like those of the file.
+type Agent struct {
+	Gateway    []string `yaml:"gateway,required,single" what:"a gateway" as:"hostPort" unique:"gateway" empty:"name a gateway"`
+	Transports []string `yaml:"transports" what:"a protocol" oneof:"connect connect-h2 connect-h3 websocket hbone" unique:"protocol" empty:"leave the key out for all but hbone"`
+	Path       string   `yaml:"path" as:"tunnelPath"` // of websocket; "" means the default
+
+	// Names are those that go to the gateways, of all that no service of the file has;
+	// empty means every name.
+	Names []tunnel.Pattern `yaml:"names" what:"a name" as:"servicePattern" unique:"name" empty:"leave the key out for every name"`
+
+	Proxy    string   `yaml:"proxy" as:"localListener" default:"127.0.0.1:1080"` // where programs ask by CONNECT and SOCKS5
+	Forwards Forwards `yaml:"forwards"`
+	hopAccess
+}
+
+// Forwards are listeners of this host that lead to one service each.
+type Forwards struct{ All []Forward }
+
+// A Forward is a listener and the service that it leads to.
+type Forward struct {
+	Listener string // HOST:PORT on loopback, or unix:PATH
+	Target
+
+	key, value *yaml.Node
+}
+
+// agentNetwork is the name of the network that an agent's gateways lead into.
+const agentNetwork = "gateways"
+
+// agentTransports are how gateways are asked where the file does not say it. The first
+// shares connections; the others are for networks that do not let it through.
+var agentTransports = []string{"connect-h2", "connect-h3", "websocket", "connect"}
+
+// decode reads a mapping of local addresses to services.
+func (f *Forwards) decode(d *decoder, n *yaml.Node, key string) {
+	if !d.is(n, yaml.MappingNode, key) {
+		return
+	}
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		k, v := n.Content[i], n.Content[i+1]
+		local, ok := d.text(k, "the local address of a forward")
+		if !ok {
+			continue
+		}
+		name, ok := d.text(v, "the service of a forward")
+		if !ok {
+			continue
+		}
+		one := Forward{key: k, value: v}
+		var c *complaint
+		if _, bad := parsePort(local); bad == nil {
+			local = net.JoinHostPort("127.0.0.1", local)
+		}
+		if one.Listener, c = parseLocalListener("forward", local); c != nil {
+			d.errorf(k, c.hint, "%s", c.msg)
+			continue
+		}
+		if one.Target, c = parseTarget("", name); c != nil {
+			d.errorf(v, c.hint, "%s", c.msg)
+			continue
+		}
+		if one.Port == 0 {
+			if one.Port = listenPort(one.Listener); one.Port == 0 {
+				d.errorf(v, "write NAME:PORT", "a Unix socket has no port, so its service %q needs one", clip(name))
+				continue
+			}
+		}
+		f.All = append(f.All, one)
+	}
+}
+
+// parseLocalListener parses the address of a listener that other hosts cannot reach.
+func parseLocalListener(what, s string) (string, *complaint) {
+	if isUDP(s) {
+		return "", complain("write 127.0.0.1:PORT or unix:PATH", "%s %q: only TCP and Unix sockets are taken here", what, clip(s))
+	}
+	address, c := parseListenerAddress(what, s)
+	if c != nil || isSocket(address) {
+		return address, c
+	}
+	host, _, _ := net.SplitHostPort(address)
+	if a, err := netip.ParseAddr(host); host != "localhost" && (err != nil || !a.IsLoopback()) {
+		return "", complain("write 127.0.0.1:PORT, [::1]:PORT or unix:PATH; for other hosts, add listeners with auth to the file", "%s %q is not on loopback, so other hosts could use the identity of this agent", what, clip(s))
+	}
+	return address, nil
+}
+
+// check finds keys that do not go together.
+func (a *Agent) check(d *decoder, at mapping) {
+	a.Transports = readable(a.Transports)
+	if len(a.Transports) == 0 {
+		a.Transports = agentTransports
+	}
+	if has(at.node, "path") && !slices.Contains(a.Transports, "websocket") {
+		d.errorf(keyOf(at.node, "path"), "leave it out", "path has no effect: it is for websocket only")
+	}
+	for _, key := range []string{"forwardIdentity", "behind"} {
+		if has(at.node, key) {
+			d.errorf(keyOf(at.node, key), "leave it out, or write the network in networks", "%s has no effect: the agent asks its gateways for itself alone", key)
+		}
+	}
+	if !a.Insecure && !slices.ContainsFunc([]string{"key", "certificateFile", "tokenFile", "userFile", "jwtSVID"}, func(key string) bool { return has(at.node, key) }) {
+		d.errorf(at.node, "add key: NAME with the name of one in identity.keys, certificateFile and keyFile, or tokenFile", "agent needs credentials: the gateways have to know who asks")
+	}
+	if slices.Contains(a.Names, tunnel.AnyName) && len(a.Names) > 1 {
+		d.errorf(at.value("names"), `keep "*", or leave it out`, `"*" has every name, and there are others`)
+	}
+}
+
+// expand adds what the agent of c stands for to c and to the document, where it has the
+// positions of the keys that it comes from.
+func (a *Agent) expand(d *decoder, c *configuration) {
+	at := d.root.object("agent")
+	if at.node == nil || at.node.Kind != yaml.MappingNode {
+		return
+	}
+	if d.root.object("drain").value("delay") == nil {
+		c.Drain.Delay = 0 // nothing sends programs to another agent meanwhile
+	}
+	a.addGateways(d, c, at)
+	a.addService(d, c, at)
+	a.addListeners(d, c, at)
+}
+
+// addGateways adds the network behind the gateways.
+func (a *Agent) addGateways(d *decoder, c *configuration, at mapping) {
+	var transports, gateways []*yaml.Node
+	for _, protocol := range a.Transports {
+		transports = append(transports, a.transport(at, protocol))
+	}
+	for i := range a.Gateway {
+		if a.Gateway[i] == "" {
+			continue
+		}
+		n := at.item("gateway", i)
+		gateways = append(gateways, mappingNode(n, "address", scalarNode(n, a.Gateway[i]), "transports", sequenceNode(n, transports...), "check", scalarNode(n, "none")))
+	}
+	if len(gateways) == 0 {
+		return
+	}
+	n := at.where("gateway")
+	if c.Network == agentNetwork {
+		d.errorf(d.root.value("network"), "call it otherwise", "network %q is that of the agent's gateways", agentNetwork)
+	}
+	addTo(d, "networks", "a network", mappingNode(n, "name", scalarNode(n, agentNetwork), "gateways", sequenceNode(n, gateways...)), &c.Networks)
+}
+
+// transport returns how the gateways are asked by a protocol, as it would be in the file.
+func (a *Agent) transport(at mapping, protocol string) *yaml.Node {
+	n := mappingNode(at.where("gateway"), "protocol", scalarNode(at.where("transports"), protocol), "tls", booleanNode(at.where("transports"), true))
+	none := []string{"http2", "forwardIdentity", "behind", "path"}
+	switch protocol {
+	case "hbone": // which knows its callers by their certificates
+		none = append(none, "tokenFile", "userFile", "jwtSVID", "credentialsHeader", "serverName")
+	case "websocket":
+		none = none[1:3]
+	}
+	for i := 0; i+1 < len(at.node.Content); i += 2 {
+		key := at.node.Content[i]
+		if slices.Contains(accessKeys(), key.Value) && !slices.Contains(none, key.Value) || key.Value == "path" && protocol == "websocket" {
+			n.Content = append(n.Content, key, at.node.Content[i+1])
+		}
+	}
+	return n
+}
+
+// addService adds the service that has the names behind the gateways.
+func (a *Agent) addService(d *decoder, c *configuration, at mapping) {
+	names := at.value("names")
+	n := at.where("names")
+	if names == nil {
+		names = sequenceNode(n, scalarNode(n, tunnel.AnyName.String()))
+	}
+	// The gateways are asked for the name that the client asks for: the endpoint says no
+	// more than that it is behind them.
+	endpoint := mappingNode(n, "address", scalarNode(n, agentEndpoint), "network", scalarNode(n, agentNetwork))
+	node := mappingNode(n, "names", names, "endpoints", sequenceNode(n, endpoint))
+	var s service
+	if d.addNode("services", node) {
+		into(d, node, "a service", &s)
+		s.OwnPort = false
+		c.Services = append(c.Services, s.registered(d.origin(n.Line)))
+		d.services = append(d.services, mapping{node})
+	}
+}
+
+// agentEndpoint stands for what is behind the gateways. It is never looked up.
+const agentEndpoint = "gateways.invalid:443"
+
+// addListeners adds the listeners of the host.
+func (a *Agent) addListeners(d *decoder, c *configuration, at mapping) {
+	if a.Proxy != "" {
+		n := at.where("proxy")
+		addTo(d, "listeners", "a listener", mappingNode(n, "address", scalarNode(n, a.Proxy), "protocols", sequenceNode(n, scalarNode(n, "connect"), scalarNode(n, "socks5"))), &c.Listeners)
+	}
+	for _, f := range a.Forwards.All {
+		target := net.JoinHostPort(f.Service.String(), strconv.Itoa(int(f.Port)))
+		addTo(d, "listeners", "a listener", mappingNode(f.key, "address", scalarNode(f.key, f.Listener), "service", scalarNode(f.value, target)), &c.Listeners)
+	}
+}
+
+// accessKeys are the keys that say how a gateway is verified and what is shown to it.
+func accessKeys() []string { return planOf(reflect.TypeFor[hopAccess]()).keys }
