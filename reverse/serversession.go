@@ -18,15 +18,6 @@ import (
 	"culvert.dev/tunnel"
 )
 
-// maxRefusalsLogged bounds the lines for one list of names.
-const maxRefusalsLogged = 3
-
-// A memberKey is what one session may have once.
-type memberKey struct {
-	name tunnel.Pattern
-	port uint16
-}
-
 // A serverSession is one session of a connector. It implements Session and tunnel.Carrier.
 type serverSession struct {
 	server  *Server
@@ -41,12 +32,17 @@ type serverSession struct {
 	in, out atomic.Int64 // bytes to and from the connector
 	killed  atomic.Pointer[tunnel.Reason]
 
+	telling sync.Mutex // held by tellNames
+
 	mu        sync.Mutex // guards what follows
 	connector string
 	control   *controlStream // nil before it is open
 	draining  bool
 	asked     []Registration // the names that the connector wants to serve
 	refused   int            // how many of them it does not
+	results   []Result       // what has become of each
+	changes   uint64         // of results that the connector is to know
+	told      uint64         // of changes
 	members   map[memberKey]*Membership
 }
 
@@ -69,7 +65,11 @@ func (x *serverSession) serve(ctx context.Context) error {
 	x.connector = clip(h.Connector)
 	x.mu.Unlock()
 	defer x.leaveAll()
-	w := welcome{Version: version, Replica: x.server.Replica(), Names: x.register(h.Register)}
+	x.register(h.Register)
+	w := welcome{Version: version, Replica: x.server.Replica()}
+	x.mu.Lock()
+	w.Names, x.told = x.results, x.changes
+	x.mu.Unlock()
 	if err := writeJSON(x.carrier, w); err != nil {
 		return err
 	}
@@ -112,7 +112,10 @@ func (x *serverSession) serveControl(c net.Conn) error {
 	defer func() {
 		x.server.log().Info("connector left", "owner", x.req.Peer.ID, "source", x.req.Source.String(), "connector", x.connectorName(), "lasted", time.Since(x.since))
 	}()
-	defer x.background(func(done <-chan struct{}) { s.ping(done, x.carrier) })()
+	defer x.background(func(done <-chan struct{}) {
+		_ = x.tellNames() // what has changed since the welcome
+		s.ping(done, x.carrier)
+	})()
 	return s.read(x.handle)
 }
 
@@ -145,9 +148,9 @@ func (s *Server) isDraining() bool {
 func (x *serverSession) handle(c *control) error {
 	switch c.Kind {
 	case kindRegister:
-		results := x.register(c.Register)
+		x.register(c.Register)
 		time.Sleep(namesEvery) // the stream is not read meanwhile, so that a flood is the connector's own to hold
-		return x.send(control{Kind: kindRegistered, Names: results})
+		return x.tellNames()
 	case kindDrain:
 		x.mu.Lock()
 		x.draining = true
@@ -179,115 +182,6 @@ func (x *serverSession) tellDrain() {
 		}()
 		_ = x.send(control{Kind: kindDrain})
 	}()
-}
-
-// Recheck has names of open sessions decided about again, after a change of what
-// Groups.Authorize decides by. Connectors are told of each that they lose or get.
-func (s *Server) Recheck() {
-	s.Groups.Recheck()
-	all, attached := s.open()
-	for _, x := range all {
-		x.recheck()
-	}
-	for _, a := range attached {
-		a.recheck()
-	}
-}
-
-// recheck registers the names of x again that it has lost, or did not get before.
-func (x *serverSession) recheck() {
-	x.mu.Lock()
-	refused, lost := x.refused, false
-	for _, m := range x.members {
-		lost = lost || m.hasLeft()
-	}
-	if refused == 0 && !lost {
-		x.mu.Unlock()
-		return
-	}
-	results := x.registerLocked(x.asked, false)
-	changed := lost || x.refused != refused
-	x.mu.Unlock()
-	if !changed {
-		return
-	}
-	go func() { // the connector may not read
-		defer func() {
-			if v := recover(); v != nil {
-				x.server.caught(v)
-			}
-		}()
-		_ = x.send(control{Kind: kindRegistered, Names: results})
-	}()
-}
-
-// register makes the names of x those of list, and returns what has become of each.
-func (x *serverSession) register(list []Registration) []Result {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	return x.registerLocked(list, true)
-}
-
-// registerLocked is register for a caller that holds mu. It logs the first few refusals, if
-// log is true.
-func (x *serverSession) registerLocked(list []Registration, log bool) []Result {
-	results := make([]Result, len(list))
-	refused := 0
-	wanted := make(map[memberKey]bool, len(list))
-	var left []*Membership // after the others have joined, so that a name is not without a session
-	for i := range list {
-		reg := list[i]
-		results[i] = Result{Name: reg.Name, Port: reg.Port}
-		k := memberKey{reg.Name, reg.Port}
-		if wanted[k] {
-			continue // which is in the list before
-		}
-		wanted[k] = true
-		if old := x.members[k]; old != nil {
-			if old.Registration.equal(&reg) && !old.hasLeft() {
-				continue
-			}
-			left = append(left, old)
-		}
-		delete(x.members, k)
-		m, err := x.server.Groups.Join(x.req, x, reg)
-		if err != nil {
-			results[i].Reason, results[i].Error, results[i].Taken = tunnel.ReasonOf(err), publicError(err), errors.Is(err, errTaken)
-			if refused++; log && refused <= maxRefusalsLogged {
-				x.server.log().Warn("name refused to a connector", "name", reg.Name.String(), "port", reg.Port, "owner", x.req.Peer.ID, "source", x.req.Source.String(), "error", err.Error())
-			}
-			continue
-		}
-		if x.draining {
-			m.Drain()
-		}
-		x.members[k] = m
-	}
-	for k, m := range x.members {
-		if !wanted[k] {
-			left = append(left, m)
-			delete(x.members, k)
-		}
-	}
-	for _, m := range left {
-		m.Leave()
-	}
-	x.asked, x.refused = list, refused
-	return results
-}
-
-func (r *Registration) equal(o *Registration) bool {
-	return r.Name == o.Name && r.Port == o.Port && r.Group == o.Group && r.Weight == o.Weight && slices.Equal(r.Allow, o.Allow)
-}
-
-// leaveAll ends the memberships of x.
-func (x *serverSession) leaveAll() {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	for k, m := range x.members {
-		m.Leave()
-		delete(x.members, k)
-	}
 }
 
 // Open implements Session.

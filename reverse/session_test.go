@@ -555,6 +555,63 @@ func TestNamesFollowPolicies(t *testing.T) {
 	}
 }
 
+// A heldConn holds its second Write, the first after the welcome, until release is closed.
+type heldConn struct {
+	net.Conn
+	writes  atomic.Int32
+	release chan struct{}
+}
+
+func (c *heldConn) Write(b []byte) (int, error) {
+	if c.writes.Add(1) == 2 {
+		<-c.release
+	}
+	return c.Conn.Write(b)
+}
+
+func (c *heldConn) CloseWrite() error { return nil }
+
+// A name that is lost before the control stream is open is told of once it is.
+func TestNamesLostWhileASessionOpens(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := newTestGateway(t)
+		g.pair = func(context.Context) (near, far net.Conn, err error) {
+			near, far = net.Pipe()
+			return near, far, nil
+		}
+		release := make(chan struct{})
+		g.wrap = func(c net.Conn) net.Conn { return &heldConn{Conn: c, release: release} }
+		var denied atomic.Bool
+		g.groups.Authorize = func(req *tunnel.Request, name tunnel.Pattern, port uint16) ([]string, bool, error) {
+			if denied.Load() {
+				return nil, false, tunnel.Refusef(tunnel.Denied, "not %q", name)
+			}
+			return anything(req, name, port)
+		}
+		c := client([]Registration{named("a.example")}, g)
+		stop := run(t, c)
+		synctest.Wait()
+		state := func() tunnel.Reason {
+			if l := c.State(); len(l) == 1 && len(l[0].Names) == 1 {
+				return l[0].Names[0].Reason
+			}
+			return "no session"
+		}
+		if got := state(); got != "" {
+			t.Fatalf("the name is %q, want that it is registered", got)
+		}
+		denied.Store(true)
+		g.Recheck()
+		synctest.Wait() // the control stream is not open
+		close(release)
+		synctest.Wait()
+		if got := state(); got != tunnel.Denied {
+			t.Errorf("the connector believes that the name is %q, want %q", got, tunnel.Denied)
+		}
+		stop()
+	})
+}
+
 // No owner has more sessions than the limit.
 func TestSessionsHaveALimit(t *testing.T) {
 	g := newTestGateway(t)

@@ -1,0 +1,146 @@
+package reverse
+
+import (
+	"errors"
+	"slices"
+
+	"culvert.dev/tunnel"
+)
+
+// maxRefusalsLogged bounds the lines for one list of names.
+const maxRefusalsLogged = 3
+
+// A memberKey is what one session may have once.
+type memberKey struct {
+	name tunnel.Pattern
+	port uint16
+}
+
+// Recheck has names of open sessions decided about again, after a change of what
+// Groups.Authorize decides by. Connectors are told of each that they lose or get.
+func (s *Server) Recheck() {
+	s.Groups.Recheck()
+	all, attached := s.open()
+	for _, x := range all {
+		x.recheck()
+	}
+	for _, a := range attached {
+		a.recheck()
+	}
+}
+
+// recheck registers the names of x again that it has lost, or did not get before.
+func (x *serverSession) recheck() {
+	x.mu.Lock()
+	refused, lost := x.refused, false
+	for _, m := range x.members {
+		lost = lost || m.hasLeft()
+	}
+	if refused == 0 && !lost {
+		x.mu.Unlock()
+		return
+	}
+	x.registerLocked(x.asked, false)
+	changed := lost || x.refused != refused
+	if changed {
+		x.changes++
+	}
+	x.mu.Unlock()
+	if !changed {
+		return
+	}
+	go func() { // the connector may not read
+		defer func() {
+			if v := recover(); v != nil {
+				x.server.caught(v)
+			}
+		}()
+		_ = x.tellNames()
+	}()
+}
+
+// tellNames tells the connector what has become of its names, if it does not know. Before
+// the control stream is open it does nothing: serveControl calls it then.
+func (x *serverSession) tellNames() error {
+	x.telling.Lock()
+	defer x.telling.Unlock()
+	x.mu.Lock()
+	s, results, known := x.control, x.results, x.told == x.changes
+	if s != nil {
+		x.told = x.changes
+	}
+	x.mu.Unlock()
+	if s == nil || known {
+		return nil
+	}
+	return s.send(control{Kind: kindRegistered, Names: results})
+}
+
+// register makes the names of x those of list.
+func (x *serverSession) register(list []Registration) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.registerLocked(list, true)
+	x.changes++
+}
+
+// registerLocked is register for a caller that holds mu. It logs the first few refusals, if
+// log is true.
+func (x *serverSession) registerLocked(list []Registration, log bool) {
+	results := make([]Result, len(list))
+	refused := 0
+	wanted := make(map[memberKey]bool, len(list))
+	var left []*Membership // after the others have joined, so that a name is not without a session
+	for i := range list {
+		reg := list[i]
+		results[i] = Result{Name: reg.Name, Port: reg.Port}
+		k := memberKey{reg.Name, reg.Port}
+		if wanted[k] {
+			continue // which is in the list before
+		}
+		wanted[k] = true
+		if old := x.members[k]; old != nil {
+			if old.Registration.equal(&reg) && !old.hasLeft() {
+				continue
+			}
+			left = append(left, old)
+		}
+		delete(x.members, k)
+		m, err := x.server.Groups.Join(x.req, x, reg)
+		if err != nil {
+			results[i].Reason, results[i].Error, results[i].Taken = tunnel.ReasonOf(err), publicError(err), errors.Is(err, errTaken)
+			if refused++; log && refused <= maxRefusalsLogged {
+				x.server.log().Warn("name refused to a connector", "name", reg.Name.String(), "port", reg.Port, "owner", x.req.Peer.ID, "source", x.req.Source.String(), "error", err.Error())
+			}
+			continue
+		}
+		if x.draining {
+			m.Drain()
+		}
+		x.members[k] = m
+	}
+	for k, m := range x.members {
+		if !wanted[k] {
+			left = append(left, m)
+			delete(x.members, k)
+		}
+	}
+	for _, m := range left {
+		m.Leave()
+	}
+	x.asked, x.refused, x.results = list, refused, results
+}
+
+func (r *Registration) equal(o *Registration) bool {
+	return r.Name == o.Name && r.Port == o.Port && r.Group == o.Group && r.Weight == o.Weight && slices.Equal(r.Allow, o.Allow)
+}
+
+// leaveAll ends the memberships of x.
+func (x *serverSession) leaveAll() {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for k, m := range x.members {
+		m.Leave()
+		delete(x.members, k)
+	}
+}
