@@ -6,8 +6,11 @@ import (
 	"cmp"
 	"context"
 	"crypto"
+	"crypto/ed25519"
+	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/pem"
 	"fmt"
 	"io"
 	"net"
@@ -19,6 +22,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"golang.org/x/crypto/ssh"
 
 	"culvert.dev/connect"
 	"culvert.dev/connect/h2"
@@ -134,6 +139,52 @@ func (o *opening) DialContext(ctx context.Context, _, to string) (net.Conn, erro
 	return secure, nil
 }
 
+// newSSHKey returns a key of Ed25519.
+func newSSHKey(t *testing.T) ed25519.PrivateKey {
+	t.Helper()
+	_, key, err := ed25519.GenerateKey(rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return key
+}
+
+// An sshDialer opens a channel of a connection of its own.
+type sshDialer struct {
+	by  *opening
+	key ssh.Signer
+}
+
+func (d *sshDialer) DialContext(ctx context.Context, network, to string) (net.Conn, error) {
+	c, err := d.by.DialContext(ctx, network, to)
+	if err != nil {
+		return nil, err
+	}
+	_ = c.SetDeadline(time.Now().Add(patience))
+	conn, channels, requests, err := ssh.NewClientConn(c, d.by.addr, &ssh.ClientConfig{
+		User: adminID, Auth: []ssh.AuthMethod{ssh.PublicKeys(d.key)}, HostKeyCallback: ssh.InsecureIgnoreHostKey(),
+	})
+	if err != nil {
+		_ = c.Close()
+		return nil, err
+	}
+	client := ssh.NewClient(conn, channels, requests)
+	channel, err := client.DialContext(ctx, network, to)
+	if err != nil {
+		_ = client.Close()
+		return nil, err
+	}
+	return &sshChannel{channel, client}, nil
+}
+
+// An sshChannel is the one channel of its connection, which Close closes.
+type sshChannel struct {
+	net.Conn
+	client *ssh.Client
+}
+
+func (c *sshChannel) Close() error { return c.client.Close() }
+
 // Clients send PROXY headers that say who they are, to each kind of listener: in front of what the
 // listener expects, inside TLS that ends there, and inside of tunnels. They have heard an
 // assertion in another session, or make one up; they name another's certificate and id. No policy
@@ -152,9 +203,20 @@ func TestPROXYHeadersOfClientsNameNobody(t *testing.T) {
 	}
 	edge, front, admin, shop := issue(edgeID), issue(frontID), issue(adminID), issue(shopID)
 	services := startListeningServices(t, ca, shop.TLS)
+	hostKey, key := newSSHKey(t), newSSHKey(t)
+	alice, err := ssh.NewSignerFromKey(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	block, err := ssh.MarshalPrivateKey(hostKey, "")
+	if err != nil {
+		t.Fatal(err)
+	}
 	start := func(t *testing.T, listener string) *running {
 		t.Helper()
 		return startFile(t, map[string]string{
+			"tokens.txt": "ci:" + digestOf("t-one") + "\n", "host.key": string(pem.EncodeToMemory(block)),
+			"keys":    strings.TrimSpace(string(ssh.MarshalAuthorizedKey(alice.PublicKey()))) + " alice\n",
 			"own.crt": string(edge.CertPEM), "own.key": string(edge.KeyPEM), "ca.pem": string(ca.CertPEM),
 			"culvert.yaml": fmt.Sprintf(`listeners: [%s]
 identity:
@@ -179,8 +241,10 @@ policies:
 		return &tls.Config{Certificates: own, InsecureSkipVerify: true}
 	}
 	const (
-		inTLS = `{address: "127.0.0.1:1", tls: {key: own, trust: corp.example, clientCertificates: optional, protocols: [%s]}}`
-		tcp   = `{address: "127.0.0.1:1", protocols: [sni], tls: {key: own, trust: corp.example, names: [shop.example.com, admin.example.com], clientCertificates: optional, protocols: [tcp]}%s}`
+		inTLS    = `{address: "127.0.0.1:1", tls: {key: own, trust: corp.example, clientCertificates: optional, protocols: [%s]}}`
+		byToken  = `{address: "127.0.0.1:1", protocols: [%s], auth: {tokensFile: tokens.txt}}`
+		bySSHKey = `{address: "127.0.0.1:1", protocols: [ssh], ssh: {hostKeyFile: host.key, authorizedKeysFile: keys}%s}`
+		tcp      = `{address: "127.0.0.1:1", protocols: [sni], tls: {key: own, trust: corp.example, names: [shop.example.com, admin.example.com], clientCertificates: optional, protocols: [tcp]}%s}`
 	)
 
 	// The true admin calls, and somebody hears what the service is told of that.
@@ -231,6 +295,8 @@ policies:
 	byH2 := func(o *opening) tunnel.Dialer { return &h2.Dialer{Proxy: o.addr, Dialer: o} }
 	byWebSocket := func(o *opening) tunnel.Dialer { return &ws.Dialer{URL: "ws://127.0.0.1/", Dialer: o} }
 	bySOCKS := func(o *opening) tunnel.Dialer { return &socks5.Dialer{Proxy: o.addr, Dialer: o} }
+	bearer := connect.BearerCredentials("t-one")
+	bySSH := func(o *opening) tunnel.Dialer { return &sshDialer{o, alice} }
 	byH3 := func(o *opening) tunnel.Dialer { return &h3.Dialer{Proxy: o.addr, TLS: o.tls} }
 	for _, row := range []struct {
 		name, listener string
@@ -255,6 +321,17 @@ policies:
 		{name: "one service", listener: `{address: "127.0.0.1:1", service: shop.example.com}`, ask: direct, one: true},
 		{name: "a Unix socket", listener: fmt.Sprintf(`{address: "unix:%s", protocols: [connect], peerCredentials: true}`, filepath.Join(shortDir(t), "proxy.sock")), network: "unix", ask: byConnect, inFront: "bad-request", caller: own},
 
+		{name: "connect with a token", listener: fmt.Sprintf(byToken, "connect"), ask: func(o *opening) tunnel.Dialer {
+			return &connect.Dialer{Proxy: o.addr, Dialer: o, Authorization: bearer}
+		}, inFront: "bad-request", caller: "ci"},
+		{name: "connect-h2 with a token", listener: fmt.Sprintf(byToken, "connect-h2"), ask: func(o *opening) tunnel.Dialer {
+			return &h2.Dialer{Proxy: o.addr, Dialer: o, Authorization: bearer}
+		}, inFront: "bad-preamble", caller: "ci"},
+		{name: "websocket with a token", listener: fmt.Sprintf(byToken, "websocket"), ask: func(o *opening) tunnel.Dialer {
+			return &ws.Dialer{URL: "ws://127.0.0.1/", Dialer: o, Authorization: bearer}
+		}, inFront: "bad-request", caller: "ci"},
+		{name: "ssh", listener: fmt.Sprintf(bySSHKey, ""), ask: bySSH, inFront: "bad-preamble", caller: "alice"},
+
 		{name: "connect in TLS", listener: fmt.Sprintf(inTLS, "connect"), tls: shown(front.TLS), ask: byConnect, inFront: "bad-preamble", inside: "bad-preamble", caller: frontID, certificate: frontID},
 		{name: "connect-h2 in TLS", listener: fmt.Sprintf(inTLS, "connect-h2"), tls: shown(front.TLS), ask: byH2, inFront: "bad-preamble", inside: "bad-preamble", caller: frontID, certificate: frontID},
 		{name: "websocket in TLS", listener: fmt.Sprintf(inTLS, "websocket"), tls: shown(front.TLS), ask: byWebSocket, inFront: "bad-preamble", inside: "bad-preamble", caller: frontID, certificate: frontID},
@@ -269,6 +346,7 @@ policies:
 		{name: "headers of others, and connect", listener: `{address: "127.0.0.1:1", protocols: [connect], proxyProtocol: {from: [192.0.2.0/24]}}`, inFront: "denied"},
 		{name: "headers of others, and a name in them", listener: `{address: "127.0.0.1:1", protocols: [proxy], proxyProtocol: {from: [192.0.2.0/24]}}`, inFront: "denied"},
 		{name: "headers of the client, and connect", listener: `{address: "127.0.0.1:1", protocols: [connect], proxyProtocol: {from: [127.0.0.0/8]}}`, ask: byConnect, trusts: true},
+		{name: "headers of the client, and ssh", listener: fmt.Sprintf(bySSHKey, ", proxyProtocol: {from: [127.0.0.0/8]}"), ask: bySSH, trusts: true, caller: "alice"},
 		{name: "headers of the client, and a name in them", listener: `{address: "127.0.0.1:1", protocols: [proxy], proxyProtocol: {from: [127.0.0.0/8]}}`, ask: direct, trusts: true},
 		{name: "headers of the client, and tcp in TLS", listener: fmt.Sprintf(tcp, ", proxyProtocol: {from: [127.0.0.0/8]}"), tls: shown(front.TLS), ask: direct, trusts: true, caller: frontID, certificate: frontID},
 		{name: "headers of the client, and tcp in TLS without a certificate", listener: fmt.Sprintf(tcp, ", proxyProtocol: {from: [127.0.0.0/8]}"), tls: shown(), ask: direct, trusts: true},
