@@ -225,7 +225,7 @@ services:
 		first.line(t, "logged the caller of "+name, func(l line) bool { return l.Service == name && l.Peer == clientID && l.Out > 0 })
 		second.line(t, "logged the caller of "+name, func(l line) bool { return l.Service == name && l.Peer == clientID && l.Out > 0 })
 		out, errs, code := command(t, "culvert", "explain", name+":443", "--proto", "hbone", "--as", clientID, "--actor", edgeID, "--admin", second.admin)
-		if code != 0 || !strings.Contains(out, "allowed by web") || !strings.Contains(out, "with an assertion for "+shopID) {
+		if code != 0 || !strings.Contains(out, "allowed by web") || !strings.Contains(out, "with an assertion for "+shopID) || !strings.Contains(out, "caller:  "+clientID+", by "+edgeID+"\n") {
 			t.Errorf("explain %s: exit code %d, %q, %s", name, code, out, errs)
 		}
 	}

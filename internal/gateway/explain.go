@@ -36,7 +36,7 @@ type Query struct {
 	Proto    string      // a protocol's name, or "" for connect where there is a port, else sni
 	From     netip.Addr  // where from; may be invalid
 	As       string      // the principal, taken as verified; "" means a client without credentials
-	Actor    string      // of the principal: whom the client certificate beside a user or a token names; "" for nobody
+	Actors   []string    // of the principal: whom the client certificate beside a user or a token names, or the gateways that state it, the nearest first
 	Tokens   *jwt.Tokens // whose service accounts As may be; nil for none. It is no part of a URL
 }
 
@@ -52,15 +52,15 @@ func (q Query) Values() url.Values {
 	if q.As != "" {
 		v.Set("as", q.As)
 	}
-	if q.Actor != "" {
-		v.Set("actor", q.Actor)
+	for _, id := range q.Actors {
+		v.Add("actor", id)
 	}
 	return v
 }
 
 // queryOf is the Query of v.
 func queryOf(v url.Values) (Query, error) {
-	q := Query{Host: v.Get("name"), Listener: v.Get("listener"), Proto: v.Get("proto"), As: v.Get("as"), Actor: v.Get("actor")}
+	q := Query{Host: v.Get("name"), Listener: v.Get("listener"), Proto: v.Get("proto"), As: v.Get("as"), Actors: v["actor"]}
 	if p := v.Get("port"); p != "" {
 		n, err := strconv.ParseUint(p, 10, 16)
 		if err != nil {
@@ -81,6 +81,8 @@ func queryOf(v url.Values) (Query, error) {
 // An Explanation is the answer to a Query.
 type Explanation struct {
 	Listener   string                `json:"listener"`
+	Caller     string                `json:"caller,omitempty"` // the principal that was asked about; "" for a client without credentials
+	Actors     []string              `json:"actors,omitempty"` // of the caller, the nearest first
 	Proto      string                `json:"proto"`
 	Reason     tunnel.Reason         `json:"reason,omitempty"` // of the refusal; "" where there is a route
 	Detail     string                `json:"detail,omitempty"`
@@ -132,7 +134,7 @@ func Explain(ctx context.Context, r *tunnel.Router, listeners []Listener, q Quer
 			}
 		}
 	}
-	x := &Explanation{Listener: q.Listener, Proto: q.Proto}
+	x := &Explanation{Listener: q.Listener, Caller: q.As, Actors: q.Actors, Proto: q.Proto}
 	req, err := q.request(listeners, x)
 	if err != nil {
 		x.refuse(err)
@@ -234,9 +236,11 @@ func (q *Query) request(listeners []Listener, x *Explanation) (*tunnel.Request, 
 		}
 	}
 	if q.As != "" {
-		if req.Peer = Stated(q.As, q.Tokens); q.Actor != "" {
-			req.Peer = WithStatedActor(req.Peer, Stated(q.Actor, q.Tokens))
+		var actor tunnel.Peer // the farthest one at first
+		for _, id := range slices.Backward(q.Actors) {
+			actor = WithStatedActor(Stated(id, q.Tokens), actor)
 		}
+		req.Peer = WithStatedActor(Stated(q.As, q.Tokens), actor)
 	}
 	spoken := false
 	for _, l := range listeners {

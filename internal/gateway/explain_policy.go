@@ -57,7 +57,7 @@ func Stated(id string, tokens *jwt.Tokens) tunnel.Peer {
 	return tunnel.Peer{ID: id, Method: "basic"}
 }
 
-// WithStatedActor returns p, which was stated or logged, with actor beside it.
+// WithStatedActor returns p, which was stated or logged, with actor beside it, if there is one.
 func WithStatedActor(p, actor tunnel.Peer) tunnel.Peer {
 	if p.Auth == nil && (p.Method == "mtls" || p.Method == "jwt") {
 		if a, err := identity.Principal(p.ID); err == nil { // else it is no SPIFFE id

@@ -15,6 +15,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"culvert.dev/delegation"
 	"culvert.dev/internal/gateway"
 	"culvert.dev/registry/file"
 	"culvert.dev/tunnel"
@@ -27,7 +28,7 @@ type explainOptions struct {
 	proto    string
 	from     string
 	as       string
-	actor    string
+	actors   []string
 	output   string
 }
 
@@ -67,7 +68,7 @@ The exit code is 0 for a route and 1 for a refusal.`,
 	f.StringVar(&o.proto, "proto", "", oneOf(explainProtocols)+" (default: connect with a port, sni without)")
 	f.StringVar(&o.from, "from", "", "the client's address")
 	f.StringVar(&o.as, "as", "", "the verified identity of the client: a user, or a SPIFFE id")
-	f.StringVar(&o.actor, "actor", "", "with --as: the identity of the client certificate beside a user or a token")
+	f.StringArrayVar(&o.actors, "actor", nil, "with --as: the identity of the client certificate beside a user or a token, or of the gateway that states the client; again for the gateways before it, the nearest first")
 	_ = cmd.RegisterFlagCompletionFunc("proto", cobra.FixedCompletions(explainProtocols, cobra.ShellCompDirectiveNoFileComp))
 	_ = cmd.RegisterFlagCompletionFunc("listener", func(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
 		return completeListeners(cmd.Context(), o.admin, o.config)
@@ -110,8 +111,13 @@ func runExplain(ctx context.Context, w io.Writer, o *explainOptions) error {
 
 // query makes the question.
 func (o *explainOptions) query() (gateway.Query, error) {
-	q := gateway.Query{Host: o.target, Listener: o.listener, Proto: o.proto, As: o.as, Actor: o.actor}
-	if o.actor != "" && o.as == "" {
+	q := gateway.Query{Host: o.target, Listener: o.listener, Proto: o.proto, As: o.as, Actors: o.actors}
+	switch n := len(o.actors); {
+	case n > delegation.MaxActors:
+		return q, usageError("", "--actor is given %d times, and an assertion has at most %d actors", n, delegation.MaxActors)
+	case slices.Contains(o.actors, ""):
+		return q, usageError("write an identity, or leave it out", "--actor is empty")
+	case n > 0 && o.as == "":
 		return q, usageError("add --as ID, or write --as in place of --actor", "--actor is the identity beside another one, which --as names")
 	}
 	if host, port, err := net.SplitHostPort(o.target); err == nil {
@@ -190,6 +196,9 @@ func explainThere(ctx context.Context, addr string, q gateway.Query) (*gateway.E
 
 func printExplanation(w io.Writer, target string, x *gateway.Explanation) {
 	fmt.Fprintf(w, "%s at listener %s by %s\n", target, x.Listener, x.Proto)
+	if len(x.Actors) > 0 {
+		fmt.Fprintf(w, "caller:  %s\n", printable(strings.Join(append([]string{x.Caller}, x.Actors...), ", by ")))
+	}
 	if x.Reason != "" {
 		fmt.Fprintf(w, "%s %s\n  %s\n", bad("refused:"), x.Reason, printable(x.Detail))
 		printPolicy(w, x.Policy)

@@ -31,8 +31,8 @@ configuration about each request in it: those in dry run as if they were enforce
 too. It shows the requests that were carried and would be denied, and those that
 were denied and would be carried. The file "-" is standard input.
 
-The log has no claims of tokens and no actors, so that rules with these match
-nobody here. The exit code is 1 if a request that was carried would be denied.`,
+The log has no claims of tokens, so that rules with these match nobody here. The
+exit code is 1 if a request that was carried would be denied.`,
 		Example: `  culvert policy dry-run access.log --config culvert.yaml
   journalctl -u culvert -o cat | culvert policy dry-run - --config new.yaml -o json`,
 		Args: args(1, "one LOG"),
