@@ -4,20 +4,14 @@ import (
 	"bufio"
 	"bytes"
 	"context"
-	"crypto/sha256"
-	"crypto/subtle"
-	"crypto/tls"
 	"crypto/x509"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"net"
 	"slices"
 	"time"
 
-	"culvert.dev/connect"
-	"culvert.dev/connect/h2"
 	"culvert.dev/identity/bundle"
+	"culvert.dev/internal/invitation"
 	"culvert.dev/registry/peer"
 	"culvert.dev/tunnel"
 )
@@ -46,9 +40,9 @@ func (s *Site) Join(ctx context.Context, dialer tunnel.Dialer, text string, zone
 	if err != nil {
 		return "", err
 	}
-	ctx, cancel := context.WithTimeout(ctx, joinTimeout)
+	ctx, cancel := context.WithTimeout(ctx, invitation.Timeout)
 	defer cancel()
-	c, state, err := t.dial(ctx, dialer)
+	c, state, err := t.Dial(ctx, dialer, Host)
 	if err != nil {
 		return "", err
 	}
@@ -79,7 +73,7 @@ func (s *Site) Join(ctx context.Context, dialer tunnel.Dialer, text string, zone
 		return "", fmt.Errorf("the gateway at %s takes no request: %w", t.Address, err)
 	}
 	var a answer
-	if _, err := readMessage(bufio.NewReader(c), &a); err != nil {
+	if _, err := invitation.ReadMessage(bufio.NewReader(c), &a); err != nil {
 		return "", fmt.Errorf("the gateway at %s gives no answer: %w; see whether it knows this site by now", t.Address, err)
 	}
 	if a.Error != "" {
@@ -117,50 +111,4 @@ func (a *answer) member(chain []*x509.Certificate, zones []string) (*member, err
 	}
 	m := &member{Name: a.Site, ID: who.ID, Bundle: json.RawMessage(bytes.Clone(a.Bundle)), Zones: zones, Gateways: a.Gateways, Joined: time.Now().UTC()}
 	return m, m.check()
-}
-
-// errPin is of a gateway that is another one than that of the token.
-var errPin = errors.New("the gateway has another key than the one that the token names: it is not the one that has invited, or its key was replaced since; nothing was sent to it")
-
-// dial opens a stream to the gateway of t, whose public key is verified before anything is
-// sent.
-func (t *token) dial(ctx context.Context, dialer tunnel.Dialer) (net.Conn, *tls.ConnectionState, error) {
-	host, _, _ := net.SplitHostPort(t.Address)
-	var state *tls.ConnectionState
-	var wrong error
-	cfg := &tls.Config{
-		MinVersion: tls.VersionTLS13, ServerName: host,
-		InsecureSkipVerify: true, // VerifyConnection verifies, by the public key
-		VerifyConnection: func(cs tls.ConnectionState) error {
-			spki := sha256.Sum256(cs.PeerCertificates[0].RawSubjectPublicKeyInfo)
-			if subtle.ConstantTimeCompare(spki[:], t.SPKI) != 1 {
-				wrong = errPin
-				return errPin
-			}
-			return nil
-		},
-	}
-	note := func(_ context.Context, cs *tls.ConnectionState) (connect.Fields, error) {
-		state = cs
-		return nil, nil
-	}
-	var d tunnel.Dialer
-	if t.Transport == "connect" {
-		d = &connect.Dialer{Proxy: t.Address, Dialer: dialer, TLS: cfg, SessionHeader: note}
-	} else {
-		two := &h2.Dialer{Proxy: t.Address, Dialer: dialer, TLS: cfg, SessionHeader: note}
-		d = two
-		context.AfterFunc(ctx, func() { _ = two.Close() })
-	}
-	c, err := d.DialContext(ctx, "tcp", Host+":443")
-	switch {
-	case wrong != nil:
-		return nil, nil, wrong
-	case err != nil:
-		return nil, nil, fmt.Errorf("the gateway at %s can't be asked: %w", t.Address, err)
-	case state == nil:
-		_ = c.Close()
-		return nil, nil, errors.New("the gateway speaks no TLS")
-	}
-	return c, state, nil
 }

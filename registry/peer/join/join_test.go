@@ -20,6 +20,7 @@ import (
 
 	"culvert.dev/identity"
 	"culvert.dev/identity/bundle"
+	"culvert.dev/internal/invitation"
 	"culvert.dev/internal/testca"
 	"culvert.dev/internal/testnet"
 	"culvert.dev/registry/peer"
@@ -49,7 +50,7 @@ func newSite(t testing.TB, name string) *testSite {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &testSite{Site: &Site{Store: new(identity.Store), pause: time.Millisecond}, ca: ca, pair: pair}
+	s := &testSite{Site: &Site{Store: new(identity.Store), server: invitation.Server{Pause: time.Millisecond}}, ca: ca, pair: pair}
 	s.Store.Key("gw").Set(&pair.TLS)
 	s.Store.Trust(ca.TrustDomain).Set(&identity.Bundle{TrustDomain: ca.TrustDomain, Roots: []*x509.Certificate{ca.Root()}})
 	s.listen(t)
@@ -286,7 +287,7 @@ func expired(t *testing.T, text string) string {
 		t.Fatal(err)
 	}
 	tok.Expires = time.Now().Add(-time.Minute)
-	out, err := tok.text()
+	out, err := tok.Text()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -308,7 +309,7 @@ func TestWrongKey(t *testing.T) {
 		t.Fatal(err)
 	}
 	tok.Address = other.addr
-	text, err := tok.text()
+	text, err := tok.Text()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -342,7 +343,7 @@ func TestLyingRequests(t *testing.T) {
 		sign   *testca.Pair
 		want   string
 	}{
-		"another secret":         {func(q *request) { q.Secret = make([]byte, secretSize) }, nil, "not known here"},
+		"another secret":         {func(q *request) { q.Secret = make([]byte, invitation.SecretSize) }, nil, "not known here"},
 		"no secret":              {func(q *request) { q.Secret = nil }, nil, "not known here"},
 		"zones":                  {func(q *request) { q.Zones = []string{"*.west.example", "*.bank.example"} }, nil, `does not have the zone "*.bank.example"`},
 		"a bundle of others":     {func(q *request) { q.Bundle = evilDoc }, nil, "does not verify the joining gateway"},
@@ -358,7 +359,7 @@ func TestLyingRequests(t *testing.T) {
 		"a bundle that is empty": {func(q *request) { q.Bundle = json.RawMessage(`{"keys":[]}`) }, nil, "bundle is empty"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			c2, state, err := tok.dial(t.Context(), new(net.Dialer))
+			c2, state, err := tok.Dial(t.Context(), new(net.Dialer), Host)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -394,7 +395,7 @@ func TestLyingRequests(t *testing.T) {
 				t.Fatal(err)
 			}
 			var a answer
-			if _, err := readMessage(bufio.NewReader(c2), &a); err != nil {
+			if _, err := invitation.ReadMessage(bufio.NewReader(c2), &a); err != nil {
 				t.Fatal(err)
 			}
 			if a.Error == "" || !strings.Contains(a.Error, c.want) {
@@ -493,20 +494,4 @@ func TestDamagedState(t *testing.T) {
 	if _, err := s.Invite(nil, time.Hour); err == nil || !strings.Contains(err.Error(), "damaged") {
 		t.Errorf("Invite returns %v", err)
 	}
-}
-
-func FuzzToken(f *testing.F) {
-	t := &token{Address: "gw.east.example:443", Transport: "connect", SPKI: make([]byte, 32), Secret: make([]byte, 32), Zones: []string{"*.a.example"}, Expires: time.Unix(4e9, 0)}
-	text, err := t.text()
-	if err != nil {
-		f.Fatal(err)
-	}
-	f.Add(text)
-	f.Add(tokenPrefix)
-	f.Fuzz(func(t *testing.T, text string) {
-		tok, err := parseToken(text, time.Unix(1e9, 0))
-		if err == nil && (len(tok.Secret) != secretSize || len(tok.SPKI) != 32) {
-			t.Errorf("%+v is taken", tok)
-		}
-	})
 }

@@ -2,7 +2,6 @@ package join
 
 import (
 	"bufio"
-	"cmp"
 	"context"
 	"crypto"
 	"crypto/ecdsa"
@@ -10,19 +9,16 @@ import (
 	"crypto/rand"
 	"crypto/rsa"
 	"crypto/sha256"
-	"crypto/tls"
 	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
-	"net/netip"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"culvert.dev/identity/bundle"
+	"culvert.dev/internal/invitation"
 	"culvert.dev/registry/peer"
 	"culvert.dev/tunnel"
 )
@@ -34,12 +30,8 @@ const Host = "join.culvert.alt"
 const version = 1
 
 const (
-	maxMessage   = 2 << 20          // bytes of a request or an answer: a bundle has at most 1 MiB
-	joinTimeout  = 15 * time.Second // for all of it
-	maxChain     = 8
-	maxAttempts  = 16          // at once
-	failurePause = time.Second // before a wrong request is answered; a client has one at a time
-	exporter     = "EXPORTER-culvert-join"
+	maxChain = 8
+	exporter = "EXPORTER-culvert-join"
 )
 
 // A request is the one line that the joining site sends, and proof the second one.
@@ -102,43 +94,11 @@ func checkSignature(leaf *x509.Certificate, data, signature []byte) error {
 	return errors.New("its key is of an unknown kind")
 }
 
-// attempts are the joins that are under way, of which a client has one.
-type attempts struct {
-	mu      sync.Mutex // guards running
-	running map[netip.Prefix]bool
-}
-
-func (a *attempts) begin(from netip.Addr) (end func(), ok bool) {
-	bits := 32
-	if from = from.Unmap(); from.Is6() {
-		bits = 64
-	}
-	key, _ := from.Prefix(bits)
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.running[key] || len(a.running) >= maxAttempts {
-		return nil, false
-	}
-	if a.running == nil {
-		a.running = map[netip.Prefix]bool{}
-	}
-	a.running[key] = true
-	return func() {
-		a.mu.Lock()
-		defer a.mu.Unlock()
-		delete(a.running, key)
-	}, true
-}
-
 // ServeTunnel implements tunnel.Handler: it serves the stream of a site that joins.
 func (s *Site) ServeTunnel(ctx context.Context, req *tunnel.Request) { s.Serve(ctx, req, req.Refuse) }
 
 // Serve is ServeTunnel, and refuses by refuse.
 func (s *Site) Serve(ctx context.Context, req *tunnel.Request, refuse func(error)) {
-	if req.TLS == nil || req.TLS.Version < tls.VersionTLS13 || req.TLS.Exporter == nil {
-		refuse(tunnel.Refusef(tunnel.Denied, "join: sites join by TLS 1.3, which this gateway ends"))
-		return
-	}
 	s.mu.Lock()
 	err := s.usable()
 	s.mu.Unlock()
@@ -146,67 +106,21 @@ func (s *Site) Serve(ctx context.Context, req *tunnel.Request, refuse func(error
 		refuse(tunnel.Refusef(tunnel.Denied, "join: %w", err))
 		return
 	}
-	end, ok := s.attempts.begin(req.Source.Addr())
-	if !ok {
-		refuse(tunnel.Refusef(tunnel.Overload, "join: another attempt of this client is under way, or there are too many"))
-		return
-	}
-	defer end()
-	binding, err := req.TLS.Exporter(exporter, nil, 32)
-	if err != nil {
-		refuse(tunnel.Refusef(tunnel.Denied, "join: %w", err))
-		return
-	}
-	c, err := req.Accept()
-	if err != nil {
-		return
-	}
-	defer c.Close()
-	stop := time.AfterFunc(joinTimeout, func() { _ = c.Close() })
-	defer stop.Stop()
-	defer context.AfterFunc(ctx, func() { _ = c.Close() })()
-	a, name, err := s.admit(bufio.NewReaderSize(c, 4<<10), binding)
-	if err != nil {
-		s.log().Warn("a site could not join", "source", req.Source.String(), "error", err.Error())
-		a = &answer{Version: version, Error: err.Error()}
-		pause := time.NewTimer(cmp.Or(s.pause, failurePause))
-		defer pause.Stop()
-		select {
-		case <-pause.C:
-		case <-ctx.Done():
+	s.server.Serve(ctx, req, refuse, "join", func(r *bufio.Reader) (any, bool) {
+		var a *answer
+		var name string
+		binding, err := req.TLS.Exporter(exporter, nil, 32)
+		if err == nil {
+			a, name, err = s.admit(r, binding)
 		}
-	} else {
+		if err != nil {
+			s.log().Warn("a site could not join", "source", req.Source.String(), "error", err.Error())
+			return &answer{Version: version, Error: err.Error()}, true
+		}
 		s.log().Info("a site has joined", "peer", name, "source", req.Source.String())
 		s.changed()
-	}
-	line, _ := json.Marshal(a)
-	_, _ = c.Write(append(line, '\n'))
-	_ = c.CloseWrite()
-}
-
-// readMessage reads a line into v, and returns it.
-func readMessage(r *bufio.Reader, v any) ([]byte, error) {
-	var line []byte
-	for {
-		part, err := r.ReadSlice('\n')
-		if len(line)+len(part) > maxMessage {
-			return nil, fmt.Errorf("a message is longer than the limit of %d bytes", maxMessage)
-		}
-		line = append(line, part...)
-		if err == nil {
-			break
-		}
-		if !errors.Is(err, bufio.ErrBufferFull) {
-			if errors.Is(err, io.EOF) {
-				err = io.ErrUnexpectedEOF
-			}
-			return nil, fmt.Errorf("no message has come: %w", err)
-		}
-	}
-	if json.Unmarshal(line, v) != nil {
-		return nil, errors.New("what has come is not a message")
-	}
-	return line, nil
+		return a, false
+	})
 }
 
 // errSecret is the answer to any secret that does not work.
@@ -221,9 +135,9 @@ func (s *Site) admit(r *bufio.Reader, binding []byte) (a *answer, name string, e
 	}()
 	var q request
 	var p proof
-	line, err := readMessage(r, &q)
+	line, err := invitation.ReadMessage(r, &q)
 	if err == nil {
-		_, err = readMessage(r, &p)
+		_, err = invitation.ReadMessage(r, &p)
 	}
 	if err != nil {
 		return nil, "", err
@@ -232,9 +146,9 @@ func (s *Site) admit(r *bufio.Reader, binding []byte) (a *answer, name string, e
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	// The secret comes first: others are told nothing of what else is wrong.
-	hash := hashOf(q.Secret)
-	at := slices.IndexFunc(s.state.Invitations, func(i invitation) bool { return i.Hash == hash })
-	if at < 0 || !s.state.Invitations[at].Used.IsZero() || !time.Now().Before(s.state.Invitations[at].Expires) {
+	hash := invitation.HashOf(q.Secret)
+	at := slices.IndexFunc(s.state.Invitations, func(i invited) bool { return i.Hash == hash })
+	if at < 0 || !s.state.Invitations[at].Valid(time.Now()) {
 		return nil, "", errSecret
 	}
 	if err != nil {

@@ -1,15 +1,10 @@
 package join
 
 import (
-	"crypto/rand"
-	"crypto/sha256"
 	"crypto/x509"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
-	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -19,8 +14,8 @@ import (
 
 	"culvert.dev/identity"
 	"culvert.dev/identity/bundle"
+	"culvert.dev/internal/invitation"
 	"culvert.dev/registry"
-	"culvert.dev/registry/alloc"
 	"culvert.dev/registry/peer"
 	"culvert.dev/tunnel"
 )
@@ -55,20 +50,19 @@ type Site struct {
 
 	mu       sync.Mutex // guards what follows
 	settings Settings
-	lock     io.Closer // of the file of state
+	file     *invitation.File // of state; nil for none
 	state    state
 	failed   error    // why the state can't be used; nil if it can
 	group    []string // trust domains in TrustName
 
-	attempts attempts
-	pause    time.Duration // in place of failurePause; 0 means that
+	server invitation.Server
 }
 
 // A state is what is kept on disk.
 type state struct {
-	Version     int          `json:"version"`
-	Peers       []member     `json:"peers"`
-	Invitations []invitation `json:"invitations"`
+	Version     int       `json:"version"`
+	Peers       []member  `json:"peers"`
+	Invitations []invited `json:"invitations"`
 }
 
 // stateVersion is that of the file.
@@ -85,19 +79,15 @@ type member struct {
 	Joined   time.Time       `json:"joined"`
 }
 
-// An invitation is a token that somebody has. Who reads it can't join by it.
-type invitation struct {
-	Hash    string    `json:"sha256"` // of the secret
-	Zones   []string  `json:"zones"`
-	Expires time.Time `json:"expires"`
-	Used    time.Time `json:"used,omitzero"`
+// An invited is a token that somebody has. Who reads it can't join by it.
+type invited struct {
+	invitation.Record
+	Zones []string `json:"zones"`
 }
 
 const (
 	maxInvitations = 1000
 	maxPeers       = 1000
-	keepUsed       = 24 * time.Hour // for which an invitation that can't be used is remembered
-	maxState       = 64 << 20       // bytes
 )
 
 func (s *Site) log() *slog.Logger {
@@ -136,44 +126,29 @@ func (s *Site) Close() {
 }
 
 func (s *Site) close() {
-	if s.lock != nil {
-		_ = s.lock.Close()
-		s.lock = nil
+	if s.file != nil {
+		s.file.Close()
+		s.file = nil
 	}
 }
 
-func statePath(folder string) string { return filepath.Join(folder, "peers.json") }
-
 // load reads the state. It is called with s.mu held.
 func (s *Site) load(folder string) error {
-	if err := os.MkdirAll(folder, 0o700); err != nil {
-		return fmt.Errorf("site.state: %w", err)
-	}
-	path := statePath(folder)
-	lock, err := alloc.Lock(path, "state of peers")
+	f, data, err := invitation.Open(folder, "peers.json", "state of peers")
 	if err != nil {
 		return fmt.Errorf("site.state: %w", err)
 	}
-	s.lock = lock
-	f, err := os.Open(path)
-	if errors.Is(err, fs.ErrNotExist) {
+	s.file = f
+	if data == nil {
 		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("site.state: %w", err)
-	}
-	defer f.Close()
-	data, err := io.ReadAll(io.LimitReader(f, maxState))
-	if err != nil {
-		return fmt.Errorf("site.state: %w", err)
 	}
 	var got state
 	if err := json.Unmarshal(data, &got); err != nil || got.Version != stateVersion {
-		return fmt.Errorf("site.state: %s is damaged, or of another version: take it away and join again", path)
+		return fmt.Errorf("site.state: %s is damaged, or of another version: take it away and join again", f.Path)
 	}
 	for _, m := range got.Peers {
 		if _, err := m.config(&s.settings); err != nil {
-			return fmt.Errorf("site.state: peer %q in %s: %w", m.Name, path, err)
+			return fmt.Errorf("site.state: peer %q in %s: %w", m.Name, f.Path, err)
 		}
 	}
 	s.state = got
@@ -183,11 +158,11 @@ func (s *Site) load(folder string) error {
 // save puts next on disk, and then in force. Bundles and names are in one file, so that none
 // is there without the other. It is called with s.mu held.
 func (s *Site) save(next state) error {
-	if s.settings.State == "" || s.lock == nil {
+	if s.settings.State == "" || s.file == nil {
 		return errors.New("there is no state to keep peers in")
 	}
 	next.Version = stateVersion
-	err := alloc.Replace(statePath(s.settings.State), func(w io.Writer) error { return json.NewEncoder(w).Encode(&next) })
+	err := s.file.Save(&next)
 	if err == nil {
 		s.state = next
 	}
@@ -368,9 +343,6 @@ func (s *Site) Invite(zones []string, ttl time.Duration) (string, error) {
 	if _, err := ParseZones(zones); err != nil {
 		return "", err
 	}
-	if ttl <= 0 || ttl > 30*24*time.Hour {
-		return "", fmt.Errorf("%v is no time for a token to be valid: at most 720h", ttl)
-	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err := s.usable(); err != nil {
@@ -388,36 +360,29 @@ func (s *Site) Invite(zones []string, ttl time.Duration) (string, error) {
 		return "", err
 	}
 	g := reached[0]
-	at := slices.IndexFunc(g.Transports, func(p string) bool { return slices.Contains(transports, p) })
+	at := slices.IndexFunc(g.Transports, func(p string) bool { return slices.Contains(invitation.Transports, p) })
 	if at < 0 {
-		return "", fmt.Errorf("gateway %q in site.gateways has none of the transports %q, by which sites join", g.Address, transports)
+		return "", fmt.Errorf("gateway %q in site.gateways has none of the transports %q, by which sites join", g.Address, invitation.Transports)
 	}
-	spki := sha256.Sum256(chain[0].RawSubjectPublicKeyInfo)
-	t := &token{Address: g.Address, Transport: g.Transports[at], SPKI: spki[:], Secret: make([]byte, secretSize), Zones: zones, Expires: time.Now().Add(ttl).UTC().Truncate(time.Second)}
-	_, _ = rand.Read(t.Secret)
-	text, err := t.text()
+	t, err := invitation.New(invitation.Site, g.Address, g.Transports[at], chain[0], ttl)
+	if err != nil {
+		return "", err
+	}
+	t.Zones = zones
+	text, err := t.Text()
 	if err != nil {
 		return "", err
 	}
 	next := s.state
-	next.Invitations = slices.DeleteFunc(slices.Clone(next.Invitations), func(i invitation) bool {
-		return time.Since(i.Expires) > keepUsed
-	})
+	next.Invitations = slices.DeleteFunc(slices.Clone(next.Invitations), func(i invited) bool { return i.Forgotten(time.Now()) })
 	if len(next.Invitations) >= maxInvitations {
 		return "", fmt.Errorf("there are %d invitations already", maxInvitations)
 	}
-	next.Invitations = append(next.Invitations, invitation{Hash: hashOf(t.Secret), Zones: zones, Expires: t.Expires})
+	next.Invitations = append(next.Invitations, invited{Record: invitation.Record{Hash: invitation.HashOf(t.Secret), Expires: t.Expires}, Zones: zones})
 	if err := s.save(next); err != nil {
 		return "", err
 	}
 	return text, nil
-}
-
-// hashOf is what is kept of a secret. It has 256 random bits, so that nobody finds it by
-// trying.
-func hashOf(secret []byte) string {
-	sum := sha256.Sum256(secret)
-	return hex.EncodeToString(sum[:])
 }
 
 // Remove forgets a peer that has joined: its trust and its names. Its tunnels end.

@@ -1,78 +1,24 @@
 package join
 
 import (
-	"crypto/sha256"
-	"encoding/base64"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"net"
-	"slices"
-	"strconv"
-	"strings"
 	"time"
 
+	"culvert.dev/internal/invitation"
 	"culvert.dev/tunnel"
 )
 
-// tokenPrefix begins a token: whoever finds one is to know what it is.
-const tokenPrefix = "culvert-join-1."
+const maxZones = 64
 
-const (
-	secretSize = 32      // bytes
-	maxToken   = 8 << 10 // bytes
-	maxZones   = 64
-)
-
-// A token is what one administrator gives to another: where to join, by whom that is
-// answered, and a secret that works once.
-type token struct {
-	Address   string    `json:"address"`   // host:port of a gateway
-	Transport string    `json:"transport"` // by which it is asked: connect or connect-h2
-	SPKI      []byte    `json:"spki"`      // SHA-256 of the public key of its certificate
-	Secret    []byte    `json:"secret"`
-	Zones     []string  `json:"zones"` // that the joining site may offer
-	Expires   time.Time `json:"expires"`
-}
-
-// String returns the token as text. It has a checksum, by which one that was copied in part
-// is told apart from one that nobody knows.
-func (t *token) text() (string, error) {
-	data, err := json.Marshal(t)
+// parseToken reads the token of a site. Its errors do not quote it.
+func parseToken(text string, now time.Time) (*invitation.Token, error) {
+	t, err := invitation.Parse(text, now)
 	if err != nil {
-		return "", err
+		return nil, err
 	}
-	sum := sha256.Sum256(data)
-	return tokenPrefix + base64.RawURLEncoding.EncodeToString(append(data, sum[:4]...)), nil
-}
-
-// parseToken reads a token. Its errors do not quote it.
-func parseToken(text string, now time.Time) (*token, error) {
-	text = strings.TrimSpace(text)
-	rest, ok := strings.CutPrefix(text, tokenPrefix)
-	if !ok || len(text) > maxToken {
-		return nil, errors.New("it is not a token of \"culvert invite\"")
-	}
-	data, err := base64.RawURLEncoding.DecodeString(rest)
-	if err != nil || len(data) < 4 {
-		return nil, errors.New("the token is damaged, or not all of it was copied")
-	}
-	body, check := data[:len(data)-4], data[len(data)-4:]
-	if sum := sha256.Sum256(body); string(sum[:4]) != string(check) {
-		return nil, errors.New("the token is damaged, or not all of it was copied")
-	}
-	t := new(token)
-	if err := json.Unmarshal(body, t); err != nil {
-		return nil, errors.New("the token is malformed")
-	}
-	host, port, err := net.SplitHostPort(t.Address)
-	_, bad := strconv.ParseUint(port, 10, 16)
-	switch {
-	case err != nil || bad != nil || host == "" || !slices.Contains(transports, t.Transport),
-		len(t.SPKI) != sha256.Size || len(t.Secret) != secretSize || len(t.Zones) > maxZones:
-		return nil, errors.New("the token is malformed")
-	case !now.Before(t.Expires):
-		return nil, fmt.Errorf("the token has expired at %s: ask for another one", t.Expires.UTC().Format(time.RFC3339))
+	if t.Kind != invitation.Site {
+		return nil, errors.New("the token is not for a site: it gives a device an identity")
 	}
 	if _, err := ParseZones(t.Zones); err != nil {
 		return nil, errors.New("the token is malformed")
@@ -80,10 +26,7 @@ func parseToken(text string, now time.Time) (*token, error) {
 	return t, nil
 }
 
-// transports are those by which a gateway can be joined.
-var transports = []string{"connect-h2", "connect"}
-
-// CheckToken returns why nobody can join by a token, before any connection is made.
+// CheckToken returns why no site can join by a token, before any connection is made.
 func CheckToken(text string) error {
 	_, err := parseToken(text, time.Now())
 	return err

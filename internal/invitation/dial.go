@@ -1,0 +1,72 @@
+package invitation
+
+import (
+	"context"
+	"crypto/sha256"
+	"crypto/subtle"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+
+	"culvert.dev/connect"
+	"culvert.dev/connect/h2"
+	"culvert.dev/tunnel"
+)
+
+// errPin is of a gateway that is another one than that of the token.
+var errPin = errors.New("the gateway has another key than the one that the token names: it is not the one that has invited, or its key was replaced since; nothing was sent to it")
+
+// Dial opens a stream to a reserved name at the gateway of t, by connections of dialer. The
+// public key of the gateway is verified before anything is sent. The stream is the caller's
+// to close; it may also end with ctx.
+func (t *Token) Dial(ctx context.Context, dialer tunnel.Dialer, name string) (net.Conn, *tls.ConnectionState, error) {
+	var wrong error
+	cfg := &tls.Config{
+		InsecureSkipVerify: true, // VerifyConnection verifies, by the public key
+		VerifyConnection: func(cs tls.ConnectionState) error {
+			spki := sha256.Sum256(cs.PeerCertificates[0].RawSubjectPublicKeyInfo)
+			if subtle.ConstantTimeCompare(spki[:], t.SPKI) != 1 {
+				wrong = errPin
+				return errPin
+			}
+			return nil
+		},
+	}
+	c, state, err := Dial(ctx, dialer, t.Transport, t.Address, cfg, name)
+	if wrong != nil {
+		return nil, nil, wrong
+	}
+	return c, state, err
+}
+
+// Dial opens a stream to a reserved name at the gateway at an address, by a transport of
+// Transports and TLS 1.3, as Token.Dial does. Cfg, which belongs to it, verifies the gateway.
+func Dial(ctx context.Context, dialer tunnel.Dialer, transport, address string, cfg *tls.Config, name string) (net.Conn, *tls.ConnectionState, error) {
+	cfg.MinVersion = tls.VersionTLS13
+	if cfg.ServerName == "" {
+		cfg.ServerName, _, _ = net.SplitHostPort(address)
+	}
+	var state *tls.ConnectionState
+	note := func(_ context.Context, cs *tls.ConnectionState) (connect.Fields, error) {
+		state = cs
+		return nil, nil
+	}
+	var d tunnel.Dialer
+	if transport == "connect" {
+		d = &connect.Dialer{Proxy: address, Dialer: dialer, TLS: cfg, SessionHeader: note}
+	} else {
+		two := &h2.Dialer{Proxy: address, Dialer: dialer, TLS: cfg, SessionHeader: note}
+		d = two
+		context.AfterFunc(ctx, func() { _ = two.Close() })
+	}
+	c, err := d.DialContext(ctx, "tcp", name+":443")
+	switch {
+	case err != nil:
+		return nil, nil, fmt.Errorf("the gateway at %s can't be asked: %w", address, err)
+	case state == nil:
+		_ = c.Close()
+		return nil, nil, errors.New("the gateway speaks no TLS")
+	}
+	return c, state, nil
+}

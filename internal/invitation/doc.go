@@ -1,0 +1,12 @@
+// Package invitation has what tokens of "culvert invite" need, whatever they invite to: their
+// text, the gateway that they lead to, the state in which a gateway keeps hashes of their
+// secrets, and the conversation in which one is used.
+//
+//	t, err := invitation.New(invitation.Device, "gw.example:443", "connect-h2", leaf, time.Hour)
+//	text, err := t.Text()                       // is given to whoever is invited
+//	t, err = invitation.Parse(text, time.Now()) // there
+//	c, state, err := t.Dial(ctx, dialer, "enroll.culvert.alt")
+//
+// Dial verifies the public key of the gateway by the token before anything is sent. What is
+// sent then, and what comes of it, is that of who uses the package.
+package invitation
