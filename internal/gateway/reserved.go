@@ -41,6 +41,9 @@ func (h *reservedNames) ServeTunnel(ctx context.Context, req *tunnel.Request) {
 
 // check returns why req is not served, where n is what serves its name, if ok.
 func (h *reservedNames) check(req *tunnel.Request, n reservedName, ok bool) error {
+	if err := req.Peer.Revoked(); err != nil { // of a connection from before
+		return err
+	}
 	switch {
 	case !ok:
 		return tunnel.Refusef(tunnel.NoRoute, "gateway: %q is reserved, and nothing is served by that name", req.Name)
