@@ -15,7 +15,7 @@ import (
 // reads it.
 var outside = []string{
 	"internal/admin", "connect", "connect/connectudp", "connect/internal/mux", "connect/h2", "connect/h3", "connect/hbone", "connect/proxyproto", "connect/socks5", "connect/ws", "dns", "identity/jwt", "identity/spiffe", "internal/gateway", "internal/gateway/inbound", "internal/gateway/upstream", "internal/names", "identity/bundle", "nat", "nat/upnp",
-	"registry", "registry/checks", "registry/peer", "registry/peer/join", "reverse", "sni", "internal/termination", "tunnel", "tunnel/internal/poll", "tunnel/internal/relay", "internal/udp",
+	"registry", "registry/checks", "registry/peer", "registry/peer/join", "internal/invitation", "identity/enroll", "reverse", "sni", "internal/termination", "tunnel", "tunnel/internal/poll", "tunnel/internal/relay", "internal/udp",
 }
 
 // uncaught are the goroutines of these packages that do not recover by

@@ -124,6 +124,10 @@ type Trust struct {
 	store   *Store // nil for none
 	now     atomic.Pointer[version[Bundle]]
 	members atomic.Pointer[[]*Trust] // nil where it is no group
+
+	mu      sync.Mutex // guards what follows
+	source  *Bundle    // that was Set
+	revoked []*x509.RevocationList
 }
 
 // NewKey returns a key that is in no Store.
@@ -213,6 +217,31 @@ func (t *Trust) Generation() uint64 { return generation(&t.now) }
 
 // Set replaces the bundle, which belongs to the Trust from then on.
 func (t *Trust) Set(b *Bundle) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.source = b
+	t.setSource()
+}
+
+// Revoke adds revocation lists to those of each bundle that is Set, now and later, in place
+// of the lists of the last call. It is for an authority in the same process, which knows what
+// it has revoked before any source of bundles does.
+func (t *Trust) Revoke(lists ...*x509.RevocationList) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.revoked = lists
+	if t.source != nil {
+		t.setSource()
+	}
+}
+
+// setSource has the bundle of the source in force, with what was revoked. It is called with
+// t.mu held.
+func (t *Trust) setSource() {
+	b := t.source
+	if len(t.revoked) > 0 {
+		b = &Bundle{TrustDomain: b.TrustDomain, Roots: b.Roots, JWTKeys: b.JWTKeys, Revoked: slices.Concat(b.Revoked, t.revoked), RefreshHint: b.RefreshHint, Sequence: b.Sequence}
+	}
 	b.prepare() // and not at the first handshake
 	t.set(b, endsOfBundle(b), nil)
 }
@@ -247,7 +276,12 @@ func Members(list []*Trust) []*Trust {
 }
 
 // Remove takes the bundle away; err says why. Nobody is trusted by it from then on.
-func (t *Trust) Remove(err error) { t.set(nil, nil, err) }
+func (t *Trust) Remove(err error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.source = nil
+	t.set(nil, nil, err)
+}
 
 func (t *Trust) set(b *Bundle, ends []End, err error) {
 	set(&t.now, b, ends, err)

@@ -43,7 +43,8 @@ const (
 //	/registry JSON, a line for each service: what there is, and what changes
 //	/tunnels  JSON: the open tunnels that fit a filter; see ParseTunnelFilter
 //	/tunnels/ID
-//	/sites/invite, /sites/join, /sites/remove
+//	/sites/invite, /sites/join, /sites/remove, /sites/invite-device, /sites/remove-device
+//	/devices  JSON: the devices that have joined
 //	/refusals JSON: the recent refusals that fit a filter; see ParseRefusalFilter
 //	/debug/pprof/
 //
@@ -66,6 +67,7 @@ type Admin struct {
 	Refusals *RefusalLog                                                       // nil means no /refusals
 	Control  func() bool                                                       // whether tunnels may be closed by TCP, too; nil means no
 	Sites    func(ctx context.Context, what string, q url.Values) (any, error) // what a POST of /sites/WHAT asks for; an error is the question's: 400. nil means no /sites
+	Devices  func() any                                                        // those that have an identity of this gateway, for /devices; nil means none of that path
 	Hosts    []string                                                          // names by which it is asked, besides IP addresses and localhost
 	Brief    bool                                                              // one request a connection, within 5 s: for a port that anybody reaches
 	Log      *slog.Logger                                                      // net/http's complaints, and what operators changed; nil discards
@@ -103,6 +105,9 @@ func (a *Admin) Handler() http.Handler {
 	}
 	if a.Connectors != nil {
 		show("/connectors", func(w http.ResponseWriter, _ *http.Request) { a.json(w, a.Connectors()) })
+	}
+	if a.Devices != nil {
+		show("/devices", func(w http.ResponseWriter, _ *http.Request) { a.json(w, a.Devices()) })
 	}
 	if a.Registry != nil {
 		show("/registry", a.registry)

@@ -215,6 +215,7 @@ func (g *Gateway) adminServer() *admin.Admin {
 		},
 		Refusals: &g.refusals,
 		Sites:    g.Sites,
+		Devices:  func() any { return g.authority.Devices() },
 		Control:  func() bool { return g.settings.Load().AdminControl },
 		Log:      g.log,
 	}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"culvert.dev/identity"
+	"culvert.dev/identity/enroll"
 	"culvert.dev/identity/jwt"
 	"culvert.dev/internal/gateway/inbound"
 	"culvert.dev/nat"
@@ -130,6 +131,9 @@ type Config struct {
 	// reports whether the configuration has trust of a name, for which nobody else speaks.
 	Join       *join.Settings
 	KnowsTrust func(name string) bool
+
+	// Enrollment says how devices get their identity by tokens; nil means that they cannot.
+	Enrollment *enroll.Settings
 
 	// Metrics adds gauges to those of the gateway, by GaugeSet of package metrics. May be nil.
 	Metrics func(add func(name, help string, labels []string, read func(yield func(labels []string, v float64))))

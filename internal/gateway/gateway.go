@@ -25,6 +25,7 @@ import (
 	"time"
 
 	"culvert.dev/identity"
+	"culvert.dev/identity/enroll"
 	"culvert.dev/identity/jwt"
 	"culvert.dev/internal/admin"
 	"culvert.dev/internal/gateway/inbound"
@@ -72,6 +73,7 @@ type Gateway struct {
 	handler   *reservedNames // of all streams: before the router
 	peers     *peer.Peers
 	site      *join.Site // the peers that have joined
+	authority *enroll.Authority
 	groups    *reverse.Groups
 	sessions  *reverse.Server // of connectors
 	keeper    *reverse.Keeper // of groups
@@ -232,6 +234,7 @@ func (g *Gateway) openStates(guard *tunnel.Guard, budget *tunnel.Budget) (err er
 func (g *Gateway) closeStates() {
 	if g.site != nil {
 		g.site.Close()
+		g.authority.Close()
 	}
 	if g.keeper != nil {
 		g.keeper.Close()

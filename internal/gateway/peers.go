@@ -7,9 +7,11 @@ import (
 	"net/url"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
+	"culvert.dev/identity/enroll"
 	"culvert.dev/registry"
 	"culvert.dev/registry/peer"
 	"culvert.dev/registry/peer/join"
@@ -36,6 +38,10 @@ func (g *Gateway) newPeers() error {
 	g.handler.handlers[tunnel.MustParseName(join.Host)] = reservedName{Handler: tunnel.HandlerFunc(func(ctx context.Context, req *tunnel.Request) {
 		g.site.Serve(ctx, req, func(err error) { g.router.Refuse(req, err) })
 	}), Anonymous: true}
+	g.authority = &enroll.Authority{Store: g.cfg.Identity, Log: g.log}
+	g.handler.handlers[tunnel.MustParseName(enroll.Host)] = reservedName{Handler: tunnel.HandlerFunc(func(ctx context.Context, req *tunnel.Request) {
+		g.authority.Serve(ctx, req, func(err error) { g.router.Refuse(req, err) })
+	}), Anonymous: true}
 	if err := peer.Check(g.cfg.Peers); err != nil {
 		return err
 	}
@@ -51,8 +57,12 @@ func (g *Gateway) usePeers(c *Config) {
 	}
 }
 
-// useSite has the site be what the settings say, which are in force already.
+// useSite has the site, and the authority for its devices, be what the settings say, which are
+// in force already.
 func (g *Gateway) useSite(c *Config) {
+	if err := g.authority.Use(c.Enrollment); err != nil {
+		g.log.Error("no device can join", "error", err.Error())
+	}
 	if err := g.site.Use(c.Join); err != nil {
 		g.log.Error("no site can join", "error", err.Error())
 	}
@@ -92,7 +102,8 @@ func (g *Gateway) ownGateways() (all []peer.Gateway) {
 // joinTimeout is how long Sites may take.
 const joinTimeout = 20 * time.Second
 
-// Sites does what an operator asks for other sites: "invite", "join" or "remove".
+// Sites does what an operator asks for other sites, "invite", "join" or "remove", and for
+// devices: "invite-device" or "remove-device".
 func (g *Gateway) Sites(ctx context.Context, what string, q url.Values) (any, error) {
 	ctx, cancel := context.WithTimeout(ctx, joinTimeout)
 	defer cancel()
@@ -110,8 +121,22 @@ func (g *Gateway) Sites(ctx context.Context, what string, q url.Values) (any, er
 	case "remove":
 		name := strings.TrimSpace(q.Get("name"))
 		return map[string]string{"peer": name}, g.site.Remove(name)
+	case "invite-device":
+		ttl, err := time.ParseDuration(q.Get("ttl"))
+		if err != nil {
+			return nil, errors.New("ttl is not a duration such as 1h")
+		}
+		uses, err := strconv.Atoi(q.Get("uses"))
+		if err != nil {
+			return nil, errors.New("uses is not a number")
+		}
+		token, err := g.authority.Invite(q.Get("name"), q.Get("id"), uses, ttl)
+		return map[string]string{"token": token}, err
+	case "remove-device":
+		name := strings.TrimSpace(q.Get("name"))
+		return map[string]string{"device": name}, g.authority.Remove(name)
 	}
-	return nil, errors.New("there is invite, join and remove")
+	return nil, errors.New("there is invite, join, remove, invite-device and remove-device")
 }
 
 // Peers returns the source of what other sites offer. It belongs behind all sources that this

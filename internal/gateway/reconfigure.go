@@ -6,7 +6,7 @@ import (
 )
 
 // Reconfigure has the gateway use what of next may change while it serves: Limits, Memory,
-// DrainDelay, DrainTimeout, Via, Admin, AdminControl, DNS, NAT, Issuers, Peers, Join, ServicePorts,
+// DrainDelay, DrainTimeout, Via, Admin, AdminControl, DNS, NAT, Issuers, Peers, Join, Enrollment, ServicePorts,
 // VIPs and Reverse. It
 // ignores everything else. After an error nothing has changed.
 //

@@ -162,6 +162,7 @@ func (d *decoder) readFiles(path string, data []byte, before *Identity) {
 		}
 	}
 	all = append(all, d.readIdentityFiles(path, before)...)
+	all = append(all, d.readEnrollment(path)...)
 	all = append(all, d.readTLSFiles(path)...)
 	all = append(all, d.readIssuerFiles(path)...)
 	all = append(all, d.readHopFiles(path)...)

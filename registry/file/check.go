@@ -24,6 +24,7 @@ func (d *decoder) check(root *yaml.Node) {
 	d.checkMesh()
 	d.checkPeerEntries()
 	d.checkSite()
+	d.checkEnrollment()
 	for i := range d.cfg.Services {
 		d.checkService(i)
 	}

@@ -39,6 +39,8 @@ type Config struct {
 	Peers     []Peer
 	Site      *Site // nil means that no site can join
 
+	Enrollment *Enrollment // nil means that no device can join
+
 	ServicePorts *ServicePorts // nil means that no service has a port to itself
 	VIPs         *VIPs         // nil means that no service has an address to itself
 	NAT          *NAT          // nil means that the router is asked for nothing

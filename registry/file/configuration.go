@@ -14,6 +14,7 @@ type configuration struct {
 	Peers        peers         `yaml:"peers" reload:"live"`
 	Site         *Site         `yaml:"site" reload:"live"`
 	Identity     *Identity     `yaml:"identity" reload:"live"`
+	Enrollment   *Enrollment   `yaml:"enrollment" reload:"live"`
 	Listeners    []Listener    `yaml:"listeners" what:"a listener" reload:"live"`
 	ServicePorts *ServicePorts `yaml:"servicePorts" reload:"live"`
 	VIPs         *VIPs         `yaml:"vips" reload:"live"`
@@ -38,7 +39,7 @@ func (c *configuration) config() *Config {
 	out := &Config{
 		Cluster: c.Cluster, Mesh: registry.Mesh{Zone: c.Zone, Network: c.Network}, Listeners: c.Listeners,
 		Admin: c.Admin, Control: c.AdminControl, Limits: c.Limits, Drain: c.Drain, Log: c.Log, Services: c.Services, Policies: c.Policies,
-		ServicePorts: c.ServicePorts, VIPs: c.VIPs, NAT: c.NAT, DNS: c.DNS, Kubernetes: c.Kubernetes, Identity: c.Identity, Peers: c.Peers, Site: c.Site, Agent: c.Agent, Reverse: c.Reverse.registered(),
+		ServicePorts: c.ServicePorts, VIPs: c.VIPs, NAT: c.NAT, DNS: c.DNS, Kubernetes: c.Kubernetes, Identity: c.Identity, Peers: c.Peers, Site: c.Site, Enrollment: c.Enrollment, Agent: c.Agent, Reverse: c.Reverse.registered(),
 	}
 	if out.Mesh.TopologyZone = c.TopologyZone; c.TopologyZone == "" && c.Kubernetes != nil && c.Kubernetes.Discovery != nil {
 		out.Mesh.TopologyZone = c.Kubernetes.Discovery.Zone

@@ -21,6 +21,10 @@ type Identity struct {
 	Keys        IdentityKeys `yaml:"keys"`
 	Trust       Trusts       `yaml:"trust"`
 	ServeBundle *ServeBundle `yaml:"serveBundle"` // nil means that no bundle is served
+
+	// Joined is the folder of a device that has joined by a token, whose certificate is
+	// renewed; an absolute path once it is read, "" for none.
+	Joined string `yaml:"joined"`
 }
 
 // A SPIFFE is an agent that serves the Workload API.
@@ -322,6 +326,7 @@ func (d *decoder) readIdentityFiles(path string, before *Identity) (all [][]byte
 	if before == nil {
 		before = &Identity{}
 	}
+	c.Joined = d.besideIf(c.Joined)
 	at := d.root.object("identity")
 	for _, name := range slices.Sorted(maps.Keys(c.Keys)) {
 		k, where := c.Keys[name], at.object("keys").object(name)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"culvert.dev/identity/enroll"
 	"culvert.dev/registry/file"
 )
 
@@ -25,6 +26,9 @@ type agentFlags struct {
 	names      []string
 	proxy      string
 	forwards   []string // LOCAL=NAME[:PORT]
+	state      string   // the folder where this device has joined
+
+	joined *enroll.Membership // in state; nil where the flags say who this is
 }
 
 func newAgent() *cobra.Command {
@@ -41,9 +45,13 @@ and passes the bytes on as they are. A name that the gateway does not have, or
 does not let the agent reach, is refused with the reason of the gateway. The
 agent never dials a service directly.
 
+After culvert join, no flag is needed: the gateway and the identity are those that
+the device has from there, and its certificate is renewed.
+
 It is "culvert gateway" with the part "agent" of a configuration file, or with
 flags in its place: what a gateway can do, an agent can.`,
-		Example: `  culvert agent --gateway gw.example --cert me.pem --key me.key --ca ca.pem
+		Example: `  culvert agent
+  culvert agent --gateway gw.example --cert me.pem --key me.key --ca ca.pem
   culvert agent --gateway gw1.example --gateway gw2.example:8443 --cert me.pem --forward 5432=db.shop.example
   culvert agent --gateway gw.example --token-file token --name '*.shop.example' --forward unix:/run/user/1000/redis=cache.shop.example:6379
   culvert agent --config agent.yaml`,
@@ -57,6 +65,23 @@ flags in its place: what a gateway can do, an agent can.`,
 	}
 	f := cmd.Flags()
 	f.StringVar(&o.config, "config", "", "configuration file with the part agent, YAML, in place of the flags below")
+	a.addGateway(cmd)
+	f.StringArrayVar(&a.names, "name", nil, "`NAME` that the gateways are asked for, or *.NAME; repeatable (default: every name)")
+	f.StringVar(&a.proxy, "proxy", "", "where programs ask by CONNECT and SOCKS5: HOST:PORT on loopback, or unix:PATH (default: 127.0.0.1:1080)")
+	f.StringArrayVar(&a.forwards, "forward", nil, "`LOCAL=NAME[:PORT]`: a port of loopback, or unix:PATH, that leads to one service; repeatable")
+	f.StringVar(&o.admin, "admin", "", "address of the admin port: health, metrics, tunnels, pprof; HOST:PORT on loopback, or unix:PATH")
+	for _, name := range []string{"name", "proxy", "forward"} {
+		cmd.MarkFlagsMutuallyExclusive("config", name)
+		_ = cmd.RegisterFlagCompletionFunc(name, cobra.NoFileCompletions)
+	}
+	o.addRuntime(cmd)
+	return cmd
+}
+
+// addGateway adds the flags that say which gateways are asked, and who asks. The flag config is
+// there already.
+func (a *agentFlags) addGateway(cmd *cobra.Command) {
+	f := cmd.Flags()
 	f.StringArrayVar(&a.gateways, "gateway", nil, "`HOST[:PORT]` of a gateway (default port: 443); repeatable")
 	f.StringVar(&a.cert, "cert", "", "file with the certificate chain to show to the gateways, PEM")
 	f.StringVar(&a.key, "key", "", "file with its private key, PEM (default: that of --cert)")
@@ -64,11 +89,8 @@ flags in its place: what a gateway can do, an agent can.`,
 	f.StringVar(&a.token, "token-file", "", "file with a bearer token for the gateways")
 	f.StringVar(&a.serverName, "server-name", "", "name in the gateways' certificates (default: the host of --gateway)")
 	f.StringArrayVar(&a.peers, "peer", nil, "SPIFFE `ID` that a gateway may have in place of the name in its certificate; repeatable")
-	f.StringArrayVar(&a.names, "name", nil, "`NAME` that the gateways are asked for, or *.NAME; repeatable (default: every name)")
-	f.StringVar(&a.proxy, "proxy", "", "where programs ask by CONNECT and SOCKS5: HOST:PORT on loopback, or unix:PATH (default: 127.0.0.1:1080)")
-	f.StringArrayVar(&a.forwards, "forward", nil, "`LOCAL=NAME[:PORT]`: a port of loopback, or unix:PATH, that leads to one service; repeatable")
-	f.StringVar(&o.admin, "admin", "", "address of the admin port: health, metrics, tunnels, pprof; HOST:PORT on loopback, or unix:PATH")
-	for _, name := range []string{"gateway", "cert", "key", "ca", "token-file", "server-name", "peer", "name", "proxy", "forward"} {
+	f.StringVar(&a.state, "state", "", "`FOLDER` in which this device has joined (default: "+stateFolderHelp+")")
+	for _, name := range []string{"gateway", "cert", "key", "ca", "token-file", "server-name", "peer", "state"} {
 		cmd.MarkFlagsMutuallyExclusive("config", name)
 	}
 	_ = cmd.MarkFlagFilename("config", "yaml", "yml")
@@ -76,18 +98,38 @@ flags in its place: what a gateway can do, an agent can.`,
 		_ = cmd.MarkFlagFilename(name, "pem", "crt", "key")
 	}
 	_ = cmd.MarkFlagFilename("token-file")
-	for _, name := range []string{"gateway", "server-name", "peer", "name", "proxy", "forward"} {
+	_ = cmd.MarkFlagDirname("state")
+	for _, name := range []string{"gateway", "server-name", "peer"} {
 		_ = cmd.RegisterFlagCompletionFunc(name, cobra.NoFileCompletions)
 	}
-	o.addRuntime(cmd)
-	return cmd
+}
+
+// useJoined has the gateway and the identity be those of a device that has joined, where no
+// flag says anything else.
+func (a *agentFlags) useJoined() error {
+	if a.cert != "" || a.key != "" || a.ca != "" || a.token != "" || a.serverName != "" || len(a.peers) > 0 {
+		return noState(a.state)
+	}
+	m, at, err := joinedAt(a.state)
+	if err != nil || m == nil {
+		return err
+	}
+	a.joined, a.state = m, at
+	if len(a.gateways) == 0 {
+		a.gateways = []string{m.Gateway}
+	}
+	return nil
 }
 
 // check finds mistakes in the flags, and puts the defaults in.
 func (a *agentFlags) check() error {
+	if err := a.useJoined(); err != nil {
+		return err
+	}
 	switch {
 	case len(a.gateways) == 0:
-		return usageError("add --gateway HOST[:PORT], or --config FILE", "by which gateway?")
+		return usageError("add --gateway HOST[:PORT], or --config FILE, or run culvert join with a token of a gateway first", "by which gateway?")
+	case a.joined != nil:
 	case a.cert == "" && a.key != "":
 		return usageError("give --cert, too", "--key needs --cert")
 	case a.cert == "" && a.token == "":
@@ -116,6 +158,13 @@ func (a *agentFlags) load() (*file.Config, error) {
 		return nil, err
 	}
 	agent, identity := map[string]any{"gateway": a.gateways}, map[string]any{}
+	if m := a.joined; m != nil {
+		identity = joinedIdentity(m, a.state)
+		agent["key"], agent["trust"], agent["peers"] = joinedKey, m.TrustDomain, []string{m.GatewayID}
+		if m.Transport == "connect" {
+			agent["transports"] = []string{"connect", "connect-h2", "connect-h3", "websocket"}
+		}
+	}
 	var err error
 	full := func(path string) string {
 		name, absErr := filepath.Abs(path)

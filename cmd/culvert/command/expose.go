@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"culvert.dev/identity/enroll"
 	"culvert.dev/internal/admin"
 	"culvert.dev/internal/gateway"
 	"culvert.dev/registry"
@@ -32,8 +33,11 @@ type exposeOptions struct {
 	token      string
 	serverName string
 	protocol   string
+	state      string
 	logLevel   string
 	output     string
+
+	joined *enroll.Membership // in state; nil where the flags say who this is
 }
 
 func newExpose() *cobra.Command {
@@ -51,9 +55,13 @@ A gateway lets nobody register a name without a policy with the verb "register".
 It knows who registers by the certificate or the token. The exit code is 1 if no
 gateway takes the name. A gateway that is only away is tried again.
 
+After culvert join, neither --via nor --cert is needed: the gateway and the identity
+are those that the device has from there, and its certificate is renewed.
+
 It is "reverse" of the configuration file in one command. For a server that
 exposes names all the time, use "culvert gateway" with a file.`,
-		Example: `  culvert expose cam.edge.example --to 127.0.0.1:8443 --via gw1.example --cert me.pem --key me.key --ca ca.pem
+		Example: `  culvert expose cam.edge.example --to 127.0.0.1:8443
+  culvert expose cam.edge.example --to 127.0.0.1:8443 --via gw1.example --cert me.pem --key me.key --ca ca.pem
   culvert expose cam.edge.example --to 127.0.0.1:8443 --via gw1.example --via gw2.example --cert me.pem
   culvert expose cam.edge.example --to 127.0.0.1:8443 --via gw1.example --cert me.pem --allow spiffe://corp.example/ns/web/sa/client
   culvert expose db.edge.example:5432 --to db.lan:5432 --via gw1.example:8443 --token-file token -o json`,
@@ -75,12 +83,14 @@ exposes names all the time, use "culvert gateway" with a file.`,
 	f.StringVar(&o.ca, "ca", "", "file with CA certificates for the gateways, PEM (default: the system's)")
 	f.StringVar(&o.token, "token-file", "", "file with a bearer token for the gateways")
 	f.StringVar(&o.serverName, "server-name", "", "name in the gateways' certificates (default: the host of --via)")
-	f.StringVar(&o.protocol, "protocol", "connect", "how to ask the gateways: "+oneOf(exposeProtocols))
+	f.StringVar(&o.protocol, "protocol", "", "how to ask the gateways: "+oneOf(exposeProtocols)+" (default: connect, or what the token of culvert join says)")
+	f.StringVar(&o.state, "state", "", "`FOLDER` in which this device has joined (default: "+stateFolderHelp+")")
 	f.StringVar(&o.logLevel, "log-level", "", "also log to standard error: debug, info, warn or error (default: no log)")
 	for _, name := range []string{"cert", "key", "ca"} {
 		_ = cmd.MarkFlagFilename(name, "pem", "crt", "key")
 	}
 	_ = cmd.MarkFlagFilename("token-file")
+	_ = cmd.MarkFlagDirname("state")
 	for _, name := range []string{"to", "via", "allow", "server-name"} {
 		_ = cmd.RegisterFlagCompletionFunc(name, cobra.NoFileCompletions)
 	}
@@ -92,15 +102,19 @@ exposes names all the time, use "culvert gateway" with a file.`,
 
 // check finds mistakes in the flags, and puts the defaults in.
 func (o *exposeOptions) check() error {
+	if err := o.useJoined(); err != nil {
+		return err
+	}
 	switch {
 	case o.to == "":
 		return usageError("add --to HOST:PORT, the address of the service", "what is exposed?")
+	case o.joined != nil:
 	case len(o.via) == 0:
-		return usageError("add --via HOST[:PORT], the address of a gateway", "by which gateway?")
+		return usageError("add --via HOST[:PORT], the address of a gateway, or run culvert join with a token of it first", "by which gateway?")
 	case o.cert == "" && o.key != "":
 		return usageError("give --cert, too", "--key needs --cert")
 	case o.cert == "" && o.token == "":
-		return usageError("give --cert and --key, or --token-file", "a name has an owner, whom the gateway has to know")
+		return usageError("give --cert and --key, or --token-file, or run culvert join with a token first", "a name has an owner, whom the gateway has to know")
 	}
 	if name, _ := o.split(); name != "" {
 		if _, err := tunnel.ParsePattern(name); err != nil {
@@ -115,6 +129,29 @@ func (o *exposeOptions) check() error {
 	}
 	if o.cert != "" && o.key == "" {
 		o.key = o.cert
+	}
+	if o.protocol == "" {
+		o.protocol = "connect"
+	}
+	return nil
+}
+
+// useJoined has the gateway and the identity be those of a device that has joined, where no
+// flag says anything else.
+func (o *exposeOptions) useJoined() error {
+	if o.cert != "" || o.key != "" || o.ca != "" || o.token != "" || o.serverName != "" {
+		return noState(o.state)
+	}
+	m, at, err := joinedAt(o.state)
+	if err != nil || m == nil {
+		return err
+	}
+	o.joined, o.state = m, at
+	if len(o.via) == 0 {
+		o.via = []string{m.Gateway}
+	}
+	if o.protocol == "" {
+		o.protocol = m.Transport
 	}
 	return nil
 }
@@ -156,7 +193,12 @@ func (o *exposeOptions) load() (*file.Config, error) {
 	if o.serverName != "" {
 		reverse["serverName"] = o.serverName
 	}
-	return loadFlags(map[string]any{"reverse": reverse})
+	config := map[string]any{"reverse": reverse}
+	if m := o.joined; m != nil {
+		reverse["key"], reverse["trust"], reverse["peers"] = joinedKey, m.TrustDomain, []string{m.GatewayID}
+		config["identity"] = joinedIdentity(m, o.state)
+	}
+	return loadFlags(config)
 }
 
 // usageOrNil is usage for an error that may be nil.

@@ -13,6 +13,7 @@ import (
 
 	"culvert.dev/identity"
 	"culvert.dev/identity/bundle"
+	"culvert.dev/identity/enroll"
 	"culvert.dev/identity/files"
 	"culvert.dev/identity/spiffe"
 	"culvert.dev/registry/file"
@@ -34,6 +35,7 @@ type identities struct {
 	agent   *part[*spiffe.Source]
 	bundles *part[*bundle.Source]
 	server  *part[*bundleServer]
+	renewer *part[*enroll.Renewer]
 }
 
 // A part runs until it is stopped.
@@ -120,6 +122,9 @@ func (s *identities) close() {
 	if s.bundles != nil {
 		s.bundles.stop()
 	}
+	if s.renewer != nil {
+		s.renewer.stop()
+	}
 }
 
 // use keeps what c says from now on. Of an error, which is that of a listener that can't
@@ -145,6 +150,7 @@ func (s *identities) use(c *file.Identity) error {
 	s.useFiles(was, c)
 	s.useAgent(was, c)
 	s.useBundles(c)
+	s.renew(was.Joined, c.Joined)
 	return s.serve(was.ServeBundle, c.ServeBundle)
 }
 
@@ -216,6 +222,21 @@ func (s *identities) useAgent(was, c *file.Identity) {
 	src.Configure(want)
 	s.agent = run(s.ctx, src, src.Run)
 	s.minting.Store(src)
+}
+
+// renew renews the certificate of the device that has joined in a folder.
+func (s *identities) renew(was, folder string) {
+	if folder == was && s.renewer != nil {
+		return
+	}
+	if s.renewer != nil {
+		s.renewer.stop()
+		s.renewer = nil
+	}
+	if folder != "" {
+		r := &enroll.Renewer{Dir: folder, Dialer: new(net.Dialer), Log: s.log}
+		s.renewer = run(s.ctx, r, r.Run)
+	}
 }
 
 // jwtSVID returns a JWT-SVID of the agent: that of the SPIFFE id, or of its default for "".

@@ -219,6 +219,7 @@ func settings(c *file.Config, cfg *gateway.Config) (err error) {
 		return err
 	}
 	cfg.Join, cfg.KnowsTrust = siteOf(c), func(name string) bool { return c.Identity != nil && c.Identity.Trust[name] != nil }
+	cfg.Enrollment = enrollmentOf(c)
 	cfg.ServicePorts, cfg.VIPs, cfg.Reverse = servicePorts(c), (*gateway.VIPs)(c.VIPs), reverseSessions(c)
 	cfg.NAT = natSettings(c)
 	cfg.DNS, err = dnsServer(c)
