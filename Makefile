@@ -16,8 +16,8 @@ $(shell mkdir -p $(dir $(CULVERT_LEFT_OUT)) && : >$(CULVERT_LEFT_OUT))
 endif
 
 # Real programs the interoperation tests talk to, and the commands that show they are there.
-PEERS         := openssl curl nginx libnginx-mod-stream haproxy gnutls-bin nodejs default-jdk-headless git python3 iproute2 nftables miniupnpd miniupnpd-nftables netcat-openbsd ncat openssh-client openssh-server dropbear-bin putty-tools autossh python3-socks python3-websocket nghttp2-client ngtcp2-client ngtcp2-server bind9-dnsutils knot-dnsutils dnsperf unbound dnsmasq-base chromium systemd mariadb-server-core mariadb-client-core postgresql-client postgresql-15 libpostgresql-jdbc-java redis-server redis-tools
-PEER_COMMANDS := openssl curl nginx haproxy gnutls-cli node javac git python3 ip nft miniupnpd nc.openbsd ncat ssh sshd dbclient plink autossh nghttp h2load gtlsclient gtlsserver dig kdig dnsperf unbound dnsmasq chromium systemd-analyze mariadbd mariadb psql redis-server redis-benchmark
+PEERS         := openssl curl nginx libnginx-mod-stream haproxy gnutls-bin nodejs default-jdk-headless git python3 iproute2 nftables miniupnpd miniupnpd-nftables netcat-openbsd ncat openssh-client openssh-server dropbear-bin putty-tools autossh python3-socks python3-websocket nghttp2-client ngtcp2-client ngtcp2-server bind9-dnsutils knot-dnsutils dnsperf unbound dnsmasq-base chromium systemd mariadb-server-core mariadb-client-core postgresql-client postgresql-15 libpostgresql-jdbc-java redis-server redis-tools squid
+PEER_COMMANDS := openssl curl nginx haproxy gnutls-cli node javac git python3 ip nft miniupnpd nc.openbsd ncat ssh sshd dbclient plink autossh nghttp h2load gtlsclient gtlsserver dig kdig dnsperf unbound dnsmasq chromium systemd-analyze mariadbd mariadb psql redis-server redis-benchmark squid
 
 .PHONY: help
 help: ## list the targets
@@ -112,7 +112,8 @@ peers: ## install the real peers, by apt-get on Debian and Ubuntu
 	  echo "make: the interoperation tests need$$missing; installing: $(PEERS)"; \
 	  command -v apt-get >/dev/null 2>&1 || { echo "make: no apt-get here: install them yourself, or run make test-unit"; exit 1; }; \
 	  sudo=; [ "$$(id -u)" = 0 ] || sudo=sudo; \
-	  $$sudo apt-get update -q && $$sudo env DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends $(PEERS); \
+	  : "RUNLEVEL keeps packages from starting their services, of which squid begins with a cache of its own"; \
+	  $$sudo apt-get update -q && $$sudo env RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends $(PEERS); \
 	fi
 	@integration/newcurl.sh $(CURDIR)/bin/newcurl
 	@integration/postgres18.sh $(CURDIR)/bin/postgres18
@@ -196,13 +197,6 @@ soak: build ## figures of time and of the processor; a million short tunnels and
 # make bench BENCHFLAGS="-reverse 'culvert|^frp$$' -measure 'down|beside'"
 BENCHFLAGS ?= -o ../docs/BENCHMARKS.md
 
-.PHONY: squid
-squid: peers
-	@# RUNLEVEL keeps the package from starting its service.
-	@command -v squid >/dev/null 2>&1 || { sudo=; [ "$$(id -u)" = 0 ] || sudo=sudo; \
-	  echo "make: the benchmark of policies needs squid; installing it" && \
-	  $$sudo env RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends squid; }
-
 # frp and chisel, which reverse sessions are measured beside, at the versions of that module.
 bin/peers: integration/peers/go.mod integration/peers/go.sum
 	@echo "make: building frp and chisel; the first time it takes one to three minutes"
@@ -210,7 +204,7 @@ bin/peers: integration/peers/go.mod integration/peers/go.sum
 	@touch bin/peers
 
 .PHONY: bench
-bench: build squid bin/peers ## side by side with HAProxy, nginx, a naive proxy and a direct connection, and with DNS servers: docs/BENCHMARKS.md
+bench: build peers bin/peers ## side by side with HAProxy, nginx, a naive proxy and a direct connection, and with DNS servers: docs/BENCHMARKS.md
 	cd integration && $(GO) run ./bench -culvert ../$(BIN) $(BENCHFLAGS)
 
 .PHONY: bench-kube

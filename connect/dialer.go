@@ -52,6 +52,10 @@ type Dialer struct {
 	// depend on the TLS session.
 	SessionHeader SessionFields
 
+	// Answer, if set, sees the status and the field lines of each answer to
+	// DialContext but interim ones. Its error makes of a 2xx a wrong answer.
+	Answer func(status int, fields Fields) error
+
 	// Via is this gateway's pseudonym, which the request carries so that a
 	// Protocol with the same name sees a loop. "" sends only the names of
 	// the proxies the request in ctx came through.
@@ -87,7 +91,14 @@ func (d *Dialer) DialContext(ctx context.Context, network, addr string) (net.Con
 	if err != nil {
 		return nil, err
 	}
-	conn, early, err := d.exchange(ctx, head, addr, d.SessionHeader, func(status int, _ Fields) (bool, error) { return status/100 == 2, nil })
+	conn, early, err := d.exchange(ctx, head, addr, d.SessionHeader, func(status int, fields Fields) (bool, error) {
+		if d.Answer != nil {
+			if err := d.Answer(status, fields); err != nil && status/100 == 2 {
+				return false, err
+			}
+		}
+		return status/100 == 2, nil
+	})
 	if err != nil {
 		return nil, err
 	}

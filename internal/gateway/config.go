@@ -10,6 +10,7 @@ import (
 	"culvert.dev/identity/enroll"
 	"culvert.dev/identity/jwt"
 	"culvert.dev/internal/gateway/inbound"
+	"culvert.dev/internal/gateway/upstream"
 	"culvert.dev/nat"
 	"culvert.dev/registry"
 	"culvert.dev/registry/peer"
@@ -85,6 +86,11 @@ type Config struct {
 	NAT       *nat.Settings
 	FindUPnP  func(ctx context.Context, route nat.Route) (nat.Client, error)
 	NATSecret []byte
+
+	// UpstreamProxy is an HTTP proxy through which gateways are dialed; nil means that they
+	// are dialed directly. RunCommand runs its command, as of upstream.Transports.
+	UpstreamProxy *upstream.Proxy
+	RunCommand    func(ctx context.Context, argv []string, limit int) ([]byte, error)
 
 	// DNS is what is answered by DNS; nil means nothing. With it a gateway may
 	// have no listener for streams.

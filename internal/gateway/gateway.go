@@ -170,7 +170,11 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 		return nil, err
 	}
 	direct := &tunnel.NetDialer{Guard: guard}
-	g.upstreams = &upstream.Transports{Direct: direct, Lookup: cfg.Lookup, Budget: budget, CurrentVia: g.via, Identity: cfg.Identity, ReadFile: cfg.ReadFile, JWTSVID: cfg.JWTSVID, Log: g.log}
+	g.upstreams = &upstream.Transports{Direct: direct, Lookup: cfg.Lookup, Budget: budget, CurrentVia: g.via, Identity: cfg.Identity, ReadFile: cfg.ReadFile, JWTSVID: cfg.JWTSVID, RunCommand: cfg.RunCommand, Log: g.log}
+	if err := g.upstreams.UseProxy(cfg.UpstreamProxy); err != nil {
+		g.Close()
+		return nil, err
+	}
 	g.keeper = &reverse.Keeper{Groups: g.groups, Log: g.log}
 	g.upstreams.Group = g.groups.Transport
 	g.registry = &registry.Registry{Live: g.groups.Service, Mesh: cfg.Mesh, Lookup: cfg.Lookup, Refuses: cfg.Refuses, NewTransport: g.upstreams.New, Log: g.log}

@@ -6,7 +6,7 @@ import (
 )
 
 // Reconfigure has the gateway use what of next may change while it serves: Limits, Memory,
-// DrainDelay, DrainTimeout, Via, Admin, AdminControl, DNS, NAT, Issuers, Peers, Join, Enrollment, ServicePorts,
+// DrainDelay, DrainTimeout, Via, Admin, AdminControl, DNS, NAT, UpstreamProxy, Issuers, Peers, Join, Enrollment, ServicePorts,
 // VIPs and Reverse. It
 // ignores everything else. After an error nothing has changed.
 //
@@ -36,6 +36,9 @@ func (g *Gateway) Reconfigure(next Config) error {
 		return err
 	}
 	if err := peer.Check(next.Peers); err != nil {
+		return err
+	}
+	if err := g.upstreams.UseProxy(next.UpstreamProxy); err != nil {
 		return err
 	}
 	limits := next.Limits

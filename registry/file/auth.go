@@ -166,6 +166,7 @@ func (d *decoder) readFiles(path string, data []byte, before *Identity) {
 	all = append(all, d.readTLSFiles(path)...)
 	all = append(all, d.readIssuerFiles(path)...)
 	all = append(all, d.readHopFiles(path)...)
+	all = append(all, d.readProxyFiles(path)...)
 	all = append(all, d.readServiceTLSFiles(path)...)
 	all = append(all, d.readDNSFiles(path)...)
 	all = append(all, d.readSSHFiles(path)...)

@@ -41,15 +41,16 @@ type Config struct {
 
 	Enrollment *Enrollment // nil means that no device can join
 
-	ServicePorts *ServicePorts // nil means that no service has a port to itself
-	VIPs         *VIPs         // nil means that no service has an address to itself
-	NAT          *NAT          // nil means that the router is asked for nothing
-	DNS          *DNS          // nil means that nothing is answered by DNS
-	Kubernetes   *Kubernetes   // nil means that there is none
-	Agent        *Agent        // nil means that this is no agent; its networks, services and listeners are among the others
-	Reverse      *Reverse      // nil means that this gateway opens no reverse sessions
-	Credentials  Credentials   // of files that the parts above name themselves
-	Identity     *Identity     // nil means no tokens of issuers, and no keys and trust by name
+	ServicePorts  *ServicePorts  // nil means that no service has a port to itself
+	VIPs          *VIPs          // nil means that no service has an address to itself
+	NAT           *NAT           // nil means that the router is asked for nothing
+	UpstreamProxy *UpstreamProxy // nil means that gateways are dialed directly
+	DNS           *DNS           // nil means that nothing is answered by DNS
+	Kubernetes    *Kubernetes    // nil means that there is none
+	Agent         *Agent         // nil means that this is no agent; its networks, services and listeners are among the others
+	Reverse       *Reverse       // nil means that this gateway opens no reverse sessions
+	Credentials   Credentials    // of files that the parts above name themselves
+	Identity      *Identity      // nil means no tokens of issuers, and no keys and trust by name
 
 	// GatewayTransport is how the gateways are asked that discovery has found; nil means
 	// without TLS.

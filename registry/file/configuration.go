@@ -25,6 +25,8 @@ type configuration struct {
 	Agent   *Agent           `yaml:"agent" reload:"live"`
 	Reverse *reverseSessions `yaml:"reverse" reload:"live"`
 
+	UpstreamProxy *UpstreamProxy `yaml:"upstreamProxy" reload:"live"`
+
 	Admin        string   `yaml:"admin" as:"adminAddress" reload:"live"`
 	AdminControl bool     `yaml:"adminControl" reload:"live"`
 	Limits       Limits   `yaml:"limits" reload:"live"`
@@ -39,7 +41,7 @@ func (c *configuration) config() *Config {
 	out := &Config{
 		Cluster: c.Cluster, Mesh: registry.Mesh{Zone: c.Zone, Network: c.Network}, Listeners: c.Listeners,
 		Admin: c.Admin, Control: c.AdminControl, Limits: c.Limits, Drain: c.Drain, Log: c.Log, Services: c.Services, Policies: c.Policies,
-		ServicePorts: c.ServicePorts, VIPs: c.VIPs, NAT: c.NAT, DNS: c.DNS, Kubernetes: c.Kubernetes, Identity: c.Identity, Peers: c.Peers, Site: c.Site, Enrollment: c.Enrollment, Agent: c.Agent, Reverse: c.Reverse.registered(),
+		ServicePorts: c.ServicePorts, VIPs: c.VIPs, NAT: c.NAT, DNS: c.DNS, Kubernetes: c.Kubernetes, Identity: c.Identity, Peers: c.Peers, Site: c.Site, Enrollment: c.Enrollment, Agent: c.Agent, Reverse: c.Reverse.registered(), UpstreamProxy: c.UpstreamProxy,
 	}
 	if out.Mesh.TopologyZone = c.TopologyZone; c.TopologyZone == "" && c.Kubernetes != nil && c.Kubernetes.Discovery != nil {
 		out.Mesh.TopologyZone = c.Kubernetes.Discovery.Zone

@@ -52,6 +52,7 @@ var formats = map[string]format{
 	"portName":         formatOf(parsePortName),
 	"portRange":        formatOf(parsePortRange),
 	"proxy":            formatOf(hopAddress(checkProxy)),
+	"proxyURL":         formatOf(parseProxyURL),
 	"publicAddress":    formatOf(parsePublicAddress),
 	"requestField":     formatOf(parseRequestField),
 	"routerAddress":    formatOf(parseRouterAddress),

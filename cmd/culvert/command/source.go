@@ -222,6 +222,7 @@ func settings(c *file.Config, cfg *gateway.Config) (err error) {
 	cfg.Enrollment = enrollmentOf(c)
 	cfg.ServicePorts, cfg.VIPs, cfg.Reverse = servicePorts(c), (*gateway.VIPs)(c.VIPs), reverseSessions(c)
 	cfg.NAT = natSettings(c)
+	cfg.UpstreamProxy, cfg.RunCommand = upstreamProxy(c), runCommand
 	cfg.DNS, err = dnsServer(c)
 	return err
 }

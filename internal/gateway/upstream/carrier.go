@@ -91,7 +91,7 @@ func (t *Transports) newCarrier(h *registry.Hop, addr string, dialer tunnel.Dial
 		}
 		return &connect.Dialer{Proxy: proxy, Dialer: dialer, TLS: cfg, Authorization: credentials, Header: header, SessionHeader: caller, Via: t.via()}, nil
 	case "connect-h3":
-		d := &h3.Dialer{Proxy: addr, TLS: cfg, Authorization: credentials, Header: header, SessionHeader: caller, Via: t.via(), Lookup: t.addresses, Listen: t.listenUDP}
+		d := &h3.Dialer{Proxy: addr, TLS: cfg, Authorization: credentials, Header: header, SessionHeader: caller, Via: t.via(), Lookup: t.datagramAddresses, Listen: t.listenUDP}
 		if !first {
 			if before, ok := dialer.(gatewayList); !ok || !before.carriesDatagrams() {
 				return nil, fmt.Errorf("gateway: %q can be asked by connect-h3 only if the gateway before it is asked by connect-h2 or connect-h3, which carry datagrams", addr)

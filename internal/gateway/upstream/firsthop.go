@@ -59,9 +59,26 @@ func (t *Transports) FirstHop() tunnel.Dialer { return firstHopDialer{t} }
 // A firstHopDialer dials the first hop, which is a host and a port.
 type firstHopDialer struct{ transports *Transports }
 
+// DialContext implements tunnel.Dialer.
+func (d firstHopDialer) DialContext(ctx context.Context, network, addr string) (net.Conn, error) {
+	if proxy := d.transports.proxy.Load(); proxy != nil {
+		to, err := connect.ParseAuthority(addr)
+		if err != nil {
+			return nil, err
+		}
+		if !bypasses(to) {
+			return proxy.dial(ctx, to.String())
+		}
+	}
+	return directDialer{d.transports}.DialContext(ctx, network, addr)
+}
+
+// A directDialer dials a host and a port that an operator has named, without a Proxy.
+type directDialer struct{ transports *Transports }
+
 // DialContext implements tunnel.Dialer. The addresses of a name are tried at once where
 // the first one does not answer soon.
-func (d firstHopDialer) DialContext(ctx context.Context, _, addr string) (net.Conn, error) {
+func (d directDialer) DialContext(ctx context.Context, _, addr string) (net.Conn, error) {
 	to, err := connect.ParseAuthority(addr)
 	if err != nil {
 		return nil, err
@@ -109,6 +126,9 @@ func (t *Transports) addresses(ctx context.Context, host string) ([]netip.Addr, 
 func (t *Transports) listenUDP(ctx context.Context, host string, to netip.AddrPort) (net.PacketConn, error) {
 	_, err := netip.ParseAddr(host)
 	written := err == nil || registry.IsLocalhost(host)
+	if t.proxy.Load() != nil && !to.Addr().Unmap().IsLoopback() {
+		return nil, &tunnel.Error{Reason: tunnel.DialFailed, Err: errNoDatagrams}
+	}
 	if err := t.Direct.Guard.CheckUDP(to, written); err != nil {
 		return nil, err
 	}

@@ -52,6 +52,11 @@ type Transports struct {
 	ReadFile func(name string) ([]byte, error)
 	JWTSVID  func(ctx context.Context, id string, audience ...string) (string, error)
 
+	// RunCommand returns what the command argv writes, of at most limit bytes. It has no
+	// other side than that of ctx, and its error has nothing of what was written. Nil means
+	// that there are no commands.
+	RunCommand func(ctx context.Context, argv []string, limit int) ([]byte, error)
+
 	// Group returns the transport to the connectors of a group. Nil means that there are
 	// none.
 	Group func(name string) tunnel.Transport
@@ -65,6 +70,7 @@ type Transports struct {
 	hops      shared[NextHop]
 	layers    shared[tlsLayer]
 	fallbacks shared[FallbackDialer]
+	proxy     atomic.Pointer[proxyDialer] // of UseProxy
 
 	mu    sync.Mutex
 	pools map[io.Closer]struct{} // carriers that keep connections; guarded by mu
@@ -170,6 +176,9 @@ func (t *Transports) Close() {
 	pools := t.pools
 	t.pools = nil
 	t.mu.Unlock()
+	if p := t.proxy.Load(); p != nil {
+		p.close()
+	}
 	for c := range pools {
 		_ = c.Close()
 	}

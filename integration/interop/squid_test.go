@@ -1,0 +1,135 @@
+//go:build unix
+
+package interop
+
+import (
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"culvert.dev/internal/testca"
+)
+
+// squid starts a Squid that wants a user by Basic, lets clients connect to one port, and
+// knows hosts, of lines as in /etc/hosts. It writes a line to the file logs as each connection ends.
+func (w *world) squid(t *testing.T, port, allowed, user, password, hosts string) (p *process, logs string) {
+	t.Helper()
+	hash, errs, code := command(t, "openssl", "passwd", "-apr1", password)
+	if code != 0 {
+		t.Fatalf("openssl passwd: %s", errs)
+	}
+	// As root it gives up its rights, and then it can't read what others may not.
+	dir, err := os.MkdirTemp("", "culvert-squid-")
+	must(t, err)
+	instance := "culvert" + strconv.Itoa(os.Getpid()) // of the names of its shared memory, which stays when it is killed
+	t.Cleanup(func() {
+		_ = os.RemoveAll(dir)
+		shared, _ := filepath.Glob("/dev/shm/" + instance + "-*")
+		for _, name := range shared {
+			_ = os.Remove(name)
+		}
+	})
+	must(t, os.Chmod(dir, 0o755))
+	logs = filepath.Join(dir, "logs", "access")
+	must(t, os.Mkdir(filepath.Dir(logs), 0o755))
+	must(t, os.Chmod(filepath.Dir(logs), 0o777))
+	must(t, os.WriteFile(filepath.Join(dir, "users"), []byte(user+":"+hash), 0o644))
+	must(t, os.WriteFile(filepath.Join(dir, "hosts"), []byte(hosts), 0o644))
+	conf := w.write(t, "squid.conf", fmt.Sprintf(`http_port 127.0.0.1:%[1]s
+pid_filename none
+cache_log stdio:%[2]s/logs/cache
+access_log stdio:%[2]s/logs/access
+cache deny all
+cache_mem 0
+pinger_enable off
+hosts_file %[2]s/hosts
+dns_nameservers 127.0.0.1
+visible_hostname squid.corp
+shutdown_lifetime 0 seconds
+auth_param basic program /usr/lib/squid/basic_ncsa_auth %[2]s/users
+auth_param basic children 1
+acl known proxy_auth REQUIRED
+acl gateway port %[3]s
+http_access deny !gateway
+http_access allow known
+http_access deny all
+`, port, dir, allowed))
+	p = start(t, "squid", "-N", "-n", instance, "-d", "1", "-f", conf)
+	p.listens(t, "127.0.0.1:"+port)
+	return p, logs
+}
+
+// A gateway beside the client reaches the next one through a corporate proxy that wants a
+// password. A client certificate passes from end to end.
+func TestCorporateProxy(t *testing.T) {
+	const name = "gw.example.test"
+	w := newWorld(t)
+	ca, err := testca.Load(w.dir, nil)
+	must(t, err)
+	issue(t, ca, w.dir, "gw", testca.Options{SPIFFEID: "spiffe://example.test/gw", DNSNames: []string{name}, Usage: testca.ServerOnly})
+	far := startGateway(t, "--config", w.write(t, "far.yaml", fmt.Sprintf(`
+listeners:
+  - {address: "127.0.0.1:%s", tls: {names: [%s], certificateFile: gw.crt, keyFile: gw.key, protocols: [connect-h2], clientCertificates: required, clientCAFile: ca.crt}}
+admin: 127.0.0.1:%s
+services: [{name: %s, ports: [443], endpoints: [%q]}]
+`, freePort(t), name, freePort(t), svc, w.serveHTTPS(t, http.HandlerFunc(whoami)))))
+	_, port, err := net.SplitHostPort(far.addr)
+	must(t, err)
+	proxyPort := freePort(t)
+	squid, logs := w.squid(t, proxyPort, port, "alice", "hunter2", "127.0.0.1 "+name+"\n")
+	w.write(t, "password", "hunter2\n")
+	startNear := func() *gateway {
+		t.Helper()
+		return startGateway(t, "--config", w.write(t, "near.yaml", fmt.Sprintf(`
+listeners: [{address: "127.0.0.1:%s", protocols: [connect]}]
+admin: 127.0.0.1:%s
+upstreamProxy: {url: "http://127.0.0.1:%s", user: alice, passwordCommand: [cat, %s]}
+services:
+  - {name: %s, ports: [443], via: [{connect-h2: "https://%s:%s", certificateFile: web.crt, keyFile: web.key, caFile: ca.crt}]}
+`, freePort(t), freePort(t), proxyPort, filepath.Join(w.dir, "password"), svc, name, port)))
+	}
+	near := startNear()
+	ask := func() (stdout, errs string, code int) {
+		return command(t, "curl", "-sS", "--proxy", "http://"+near.addr, "--cacert", w.ca, "--cert", w.cert, "--key", w.key, "https://"+svc+"/")
+	}
+	if out, errs, code := ask(); code != 0 || !strings.HasPrefix(out, "you are "+clientID) {
+		t.Fatalf("curl: exit code %d, got %q, %s", code, out, errs)
+	}
+	near.signal(syscall.SIGKILL)
+	want := "CONNECT " + name + ":" + port + " alice"
+	squid.await(t, "logged the connection", func() bool {
+		log, err := os.ReadFile(logs)
+		return err == nil && strings.Contains(string(log), want)
+	})
+	for _, l := range []string{near.output(), far.output()} {
+		if strings.Contains(l, "hunter2") {
+			t.Error("the log has the password")
+		}
+	}
+
+	// A new connection with a wrong password, and one with no proxy.
+	w.write(t, "password", "wrong\n")
+	near = startNear()
+	if out, _, code := ask(); code == 0 {
+		t.Fatalf("with a wrong password curl got %q", out)
+	}
+	near.line(t, "logged the wrong password", func(l line) bool {
+		return l.Reason == "dial-failed" && strings.Contains(l.Err, "it is still the same")
+	})
+	squid.signal(syscall.SIGKILL)
+	squid.awaitEnd(t)
+	w.write(t, "password", "hunter2\n")
+	near = startNear()
+	if out, _, code := ask(); code == 0 {
+		t.Fatalf("without the proxy curl got %q", out)
+	}
+	near.line(t, "logged that the proxy is away", func(l line) bool {
+		return l.Reason == "dial-failed" && strings.Contains(l.Err, "check that url of upstreamProxy is an HTTP proxy, and that it runs")
+	})
+}
