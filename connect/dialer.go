@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"culvert.dev/internal/records"
 	"culvert.dev/tunnel"
 )
 
@@ -235,7 +236,7 @@ func (d *Dialer) open(ctx context.Context, raw net.Conn, head []byte, addr strin
 	}
 	conn := raw
 	if d.TLS != nil {
-		t := tls.Client(raw, d.tlsConfig())
+		t := records.Client(raw, d.tlsConfig())
 		if err := t.HandshakeContext(ctx); err != nil {
 			return nil, nil, d.failed(ctx, "did not complete the TLS handshake", err)
 		}

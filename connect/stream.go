@@ -15,7 +15,7 @@ import (
 // bytes it is c itself, so that the kernel can move its bytes even for a caller that
 // does not use Unwrapper.
 func newStream(c net.Conn, early []byte) net.Conn {
-	if _, ok := c.(*tls.Conn); ok {
+	if _, ok := c.(tlsConn); ok {
 		return &prefixedConn{Conn: c, early: early}
 	}
 	if _, ok := c.(tunnel.Stream); ok && len(early) == 0 {
@@ -87,10 +87,16 @@ func (f *prefixedConn) Abort() error {
 	return Abort(f.Conn)
 }
 
+// A tlsConn is a *tls.Conn, or one of package records.
+type tlsConn interface {
+	NetConn() net.Conn
+	ConnectionState() tls.ConnectionState
+}
+
 // Abort is tunnel.Abort. A TLS connection is reset below TLS: its own Close sends
 // close_notify, which is an orderly end.
 func Abort(c io.Closer) error {
-	if t, ok := c.(*tls.Conn); ok {
+	if t, ok := c.(tlsConn); ok {
 		return Abort(t.NetConn())
 	}
 	return tunnel.Abort(c)

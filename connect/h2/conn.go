@@ -1,7 +1,6 @@
 package h2
 
 import (
-	"bufio"
 	"bytes"
 	"errors"
 	"fmt"
@@ -42,8 +41,8 @@ const (
 	// minScarceHold is how many unread bytes a stream may have however scarce memory is.
 	minScarceHold = 2 << 10
 
-	maxFrame        = 16 << 10 // bytes of a frame's payload, RFC 9113 section 4.2: every peer takes as much
-	maxSend         = maxFrame // bytes of a DATA frame that is sent, so that streams take turns often
+	maxFrame        = 16 << 10             // bytes of a frame's payload, RFC 9113 section 4.2: every peer takes as much
+	maxSend         = maxFrame - frameHead // bytes of a DATA frame that is sent: with its head it fills a TLS record
 	maxList         = connect.MaxList
 	maxBlockBytes   = 32 << 10 // bytes of an encoded header list
 	maxBlockFrames  = 16       // frames of an encoded header list
@@ -51,8 +50,6 @@ const (
 )
 
 const (
-	readSize        = 32 << 10
-	bulkReadSize    = 64 << 10         // while there is much to read
 	maxBatch        = 128 << 10        // bytes of one write
 	writeTimeout    = 30 * time.Second // for one write
 	lingerTimeout   = time.Second      // for the last frames to arrive, and for the body of a refusal
@@ -85,7 +82,7 @@ type conn struct {
 
 	// The reader's own.
 	input *input
-	br    *bufio.Reader
+	br    *readBuffer
 	fr    *http2.Framer
 	dec   *hpack.Decoder
 	block block
@@ -141,8 +138,8 @@ func newConn(nc net.Conn, s side, client bool) *conn {
 		c.abortCode = http2.ErrCodeCancel
 	}
 	c.input = &input{conn: nc}
-	c.br = bufio.NewReaderSize(c.input, readSize)
-	c.fr = http2.NewFramer(nil, frameReader{c})
+	c.br = newReadBuffer(c.input)
+	c.fr = http2.NewFramer(nil, c.br)
 	c.fr.SetMaxReadFrameSize(maxFrame)
 	c.dec = hpack.NewDecoder(4096, c.block.field)
 	c.dec.SetMaxStringLength(maxList)
@@ -158,41 +155,9 @@ func newConn(nc net.Conn, s side, client bool) *conn {
 type input struct {
 	conn        net.Conn
 	n           int64
-	large       int         // reads in a row that had at least half of readSize
 	hasRequest  atomic.Bool // a request was made: the Server's deadline no longer holds
 	ownDeadline atomic.Bool // setTimeout has set the deadline
 	ended       atomic.Bool // the connection has ended
-}
-
-// A frameReader is what the Framer reads from: the conn's buffer, whichever it has.
-type frameReader struct{ c *conn }
-
-func (r frameReader) Read(p []byte) (int, error) { return r.c.br.Read(p) }
-
-var bulkReaders = sync.Pool{New: func() any { return bufio.NewReaderSize(nil, bulkReadSize) }}
-
-// fitBuffer gives the conn a buffer that fits what comes, if nothing is in the one that it
-// has.
-func (c *conn) fitBuffer() {
-	if c.br.Buffered() > 0 {
-		return
-	}
-	switch bulk := c.br.Size() == bulkReadSize; {
-	case !bulk && c.input.large >= 4:
-		c.br = bulkReaders.Get().(*bufio.Reader)
-		c.br.Reset(c.input)
-	case bulk && c.input.large == 0:
-		c.freeBuffer()
-		c.br = bufio.NewReaderSize(c.input, readSize)
-	}
-}
-
-// freeBuffer gives the buffer up that fitBuffer has got.
-func (c *conn) freeBuffer() {
-	if c.br.Size() == bulkReadSize {
-		c.br.Reset(nil)
-		bulkReaders.Put(c.br)
-	}
 }
 
 // setTimeout limits the time until clearTimeout is called.
@@ -219,9 +184,6 @@ func (in *input) Read(p []byte) (int, error) {
 	for {
 		n, err := in.conn.Read(p)
 		in.n += int64(n)
-		if in.large++; n < readSize/2 {
-			in.large = 0
-		}
 		if n == 0 && errors.Is(err, os.ErrDeadlineExceeded) && in.hasRequest.Load() && !in.ownDeadline.Load() && !in.ended.Load() {
 			in.deadline(time.Time{})
 			continue
@@ -292,10 +254,9 @@ func (c *conn) read(first func() error) (err error) {
 			err = c.caught(v)
 		}
 	}()
-	defer c.freeBuffer()
+	defer c.br.free()
 	err = first()
 	for err == nil {
-		c.fitBuffer()
 		err = c.frame()
 	}
 	return err

@@ -12,6 +12,7 @@ import (
 
 	"culvert.dev/connect"
 	"culvert.dev/connect/internal/mux"
+	"culvert.dev/internal/records"
 	"culvert.dev/tunnel"
 )
 
@@ -166,7 +167,7 @@ func (d *Dialer) dial(ctx context.Context) (net.Conn, error) {
 	if !slices.Contains(cfg.NextProtos, "h2") {
 		cfg.NextProtos = append([]string{"h2"}, cfg.NextProtos...)
 	}
-	t := tls.Client(raw, cfg)
+	t := records.Client(raw, cfg)
 	if err := t.HandshakeContext(ctx); err != nil {
 		_ = raw.Close()
 		return nil, d.failure("did not complete the TLS handshake", err)

@@ -13,6 +13,7 @@ import (
 	"culvert.dev/connect"
 	"culvert.dev/connect/h2"
 	"culvert.dev/identity"
+	"culvert.dev/internal/records"
 	"culvert.dev/tunnel"
 )
 
@@ -151,7 +152,7 @@ func (s *secureDialer) DialContext(ctx context.Context, network, addr string) (n
 	if err != nil {
 		return nil, err
 	}
-	t := tls.Client(raw, s.config(addr))
+	t := records.Client(raw, s.config(addr))
 	if err := t.HandshakeContext(ctx); err != nil {
 		_ = raw.Close()
 		return nil, fmt.Errorf("hbone: TLS handshake: %w", err)

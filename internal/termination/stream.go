@@ -7,8 +7,10 @@ import (
 	"net"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
+	"culvert.dev/internal/records"
 	"culvert.dev/tunnel"
 )
 
@@ -27,13 +29,16 @@ type tlsTransport struct {
 	// count, if set, is told how many bytes of the handshake have come, and may refuse more.
 	count func(read int) error
 
+	batch records.Batch
+	input records.Input
+
 	mu   sync.Mutex // guards what follows
 	left int        // bytes that may still come; negative means any number
 	read int        // bytes that came, while they are counted
 	gone bool       // a read or write failed
 	cut  bool       // the connection has ended
 	late bool       // a write was not finished in time
-	rest []byte     // what it could not send: at most one chunk
+	rest []byte     // what it could not send: at most one batch
 }
 
 // carry lifts the limit of the handshake.
@@ -62,13 +67,7 @@ func (b *tlsTransport) Read(p []byte) (int, error) {
 	b.mu.Unlock()
 	switch {
 	case left < 0:
-		n, err := b.Conn.Read(p)
-		if n == 0 && err == io.EOF {
-			b.mu.Lock()
-			defer b.mu.Unlock()
-			b.cut = true
-		}
-		return n, err
+		return b.input.Read(p, b.readSocket)
 	case left == 0:
 		return 0, errTooLong
 	}
@@ -86,6 +85,17 @@ func (b *tlsTransport) Read(p []byte) (int, error) {
 	return n, err
 }
 
+// readSocket is Read after the handshake, without the Input.
+func (b *tlsTransport) readSocket(p []byte) (int, error) {
+	n, err := b.Conn.Read(p)
+	if n == 0 && err == io.EOF {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		b.cut = true
+	}
+	return n, err
+}
+
 // NetConn returns the socket: the Relay sets its keepalive.
 func (b *tlsTransport) NetConn() net.Conn {
 	if c, ok := b.Conn.(*tunnel.Conn); ok {
@@ -94,8 +104,11 @@ func (b *tlsTransport) NetConn() net.Conn {
 	return b.Conn
 }
 
-// Write implements net.Conn. It must not be called twice at once.
-func (b *tlsTransport) Write(p []byte) (int, error) {
+// Write implements net.Conn.
+func (b *tlsTransport) Write(p []byte) (int, error) { return b.batch.Write(p, b.write) }
+
+// write must not be called twice at once.
+func (b *tlsTransport) write(p []byte) (int, error) {
 	b.mu.Lock()
 	carrying, rest := b.left < 0, b.rest
 	b.mu.Unlock()
@@ -171,7 +184,9 @@ type stream struct {
 	transport *tlsTransport
 	peer      string // "client" or "service"
 
+	reading sync.Mutex // held by Read
 	writing sync.Mutex
+	writes  atomic.Int32 // calls of Write
 
 	mu    sync.Mutex // guards what follows
 	limit time.Time  // the write deadline
@@ -193,19 +208,20 @@ func (cutError) Unwrap() error      { return io.ErrUnexpectedEOF }
 // Read returns io.EOF only for close_notify. crypto/tls also does so for a TCP FIN
 // between two records, which anybody on the path can forge.
 func (s *stream) Read(p []byte) (int, error) {
-	n, err := s.Conn.Read(p)
+	s.reading.Lock()
+	defer s.reading.Unlock()
+	n, err := s.transport.input.Fill(p, s.Conn.Read)
 	if (err == io.EOF || err == io.ErrUnexpectedEOF) && s.transport.wasCut() {
 		err = cutError(s.peer)
 	}
 	return n, err
 }
 
-const (
-	maxRecord          = 16 << 10    // bytes in a TLS record
-	closeNotifyTimeout = time.Second // for close_notify to be written
-)
+const closeNotifyTimeout = time.Second // for close_notify to be written
 
 func (s *stream) Write(p []byte) (int, error) {
+	s.writes.Add(1)
+	defer s.writes.Add(-1)
 	s.writing.Lock()
 	defer s.writing.Unlock()
 	done := 0
@@ -213,7 +229,14 @@ func (s *stream) Write(p []byte) (int, error) {
 		if err := s.writable(); err != nil {
 			return done, err
 		}
-		n, err := s.Conn.Write(p[done:min(done+maxRecord, len(p))])
+		part := p[done:min(done+records.Size, len(p))]
+		if len(part) > records.MaxRecord {
+			s.transport.batch.Gather()
+		}
+		n, err := s.Conn.Write(part)
+		if ferr := s.transport.batch.Flush(s.transport.write); ferr != nil {
+			return done, ferr
+		}
 		if done += n; err != nil {
 			return done, err
 		}
@@ -245,8 +268,14 @@ func (s *stream) CloseWrite() error {
 	return err
 }
 
-// Close closes the connection, after a close_notify if that can be written in time.
+// Close closes the connection, after a close_notify if that can be written in time. It ends a
+// Write that is under way.
 func (s *stream) Close() error {
+	if s.writes.Load() > 0 {
+		err := s.transport.Conn.Close()
+		_ = s.Conn.Close()
+		return err
+	}
 	_ = s.transport.Conn.SetWriteDeadline(time.Now().Add(closeNotifyTimeout))
 	return s.Conn.Close()
 }
