@@ -135,7 +135,7 @@ func (r *Renewer) once(ctx context.Context) (due time.Time, err error) {
 			err = tunnel.Caught(v)
 		}
 	}()
-	m, leaf, err := r.look()
+	_, leaf, err := r.look()
 	if err != nil {
 		return time.Time{}, err
 	}
@@ -150,7 +150,8 @@ func (r *Renewer) once(ctx context.Context) (due time.Time, err error) {
 		return time.Time{}, err
 	}
 	defer lock.Close()
-	if m, leaf, err = r.look(); err != nil { // another process may have been here
+	m, leaf, err := r.look() // another process may have been here
+	if err != nil {
 		return time.Time{}, err
 	}
 	if due = renewAt(leaf); time.Now().Before(due) {
