@@ -69,6 +69,7 @@ var layers = []struct {
 	{"dns", []string{"tunnel"}, "the DNS library behind small interfaces of its own"},
 	{"internal/metrics", []string{"tunnel"}, "metrics are made from Outcomes and nothing else"},
 	{"internal/unixsocket", []string{"tunnel"}, "whom a socket lets in, and who came, has nothing to do with what is served there"},
+	{"internal/localuser", []string{"internal/unixsocket", "tunnel"}, "whose connection it is has nothing to do with what is served there"},
 	{"internal/capture/nft", nil, "how the kernel is told of rules has nothing to do with what they are for"},
 	{"internal/admin", []string{"internal/unixsocket", "tunnel"}, "the admin port is given what it shows"},
 	{"internal/records", nil, "how TLS records leave has nothing to do with what is in them"},
@@ -86,7 +87,7 @@ var layers = []struct {
 	{"internal/kube/policy", []string{"internal/kube/client", "internal/kube/watch", "policy", "registry", "tunnel"}, "a source knows the table and no other source"},
 	{"internal/kube/mcs", []string{"internal/kube/client", "internal/kube/watch", "registry"}, "exports are found and imports written; discovery is told by who wires them"},
 	{"internal/gateway/upstream", []string{"identity", "delegation", "connect", "connect/connectudp", "connect/h2", "connect/h3", "connect/hbone", "connect/proxyproto", "connect/socks5", "connect/ws", "internal/postgres", "registry", "internal/termination", "tunnel"}, "the one place where a carrier becomes a dialer; what is served is not its business"},
-	{"internal/gateway/inbound", []string{"identity", "delegation", "connect", "connect/connectudp", "connect/h2", "connect/h3", "connect/hbone", "connect/proxyproto", "connect/socks5", "connect/ssh", "connect/ws", "identity/jwt", "identity/sshkeys", "internal/postgres", "internal/termination", "internal/udp", "internal/unixsocket", "registry", "reverse", "sni", "tunnel"}, "the one place where a listener gets its protocols; what is dialed is not its business"},
+	{"internal/gateway/inbound", []string{"identity", "delegation", "connect", "connect/connectudp", "connect/h2", "connect/h3", "connect/hbone", "connect/proxyproto", "connect/socks5", "connect/ssh", "connect/ws", "identity/jwt", "identity/sshkeys", "internal/localuser", "internal/postgres", "internal/termination", "internal/udp", "internal/unixsocket", "registry", "reverse", "sni", "tunnel"}, "the one place where a listener gets its protocols; what is dialed is not its business"},
 	{"internal/gateway", []string{"identity", "internal/background", "internal/admin", "connect", "connect/h2", "connect/h3", "connect/hbone", "connect/socks5", "connect/ws", "dns", "identity/jwt", "internal/gateway/inbound", "internal/gateway/upstream", "internal/edits", "internal/metrics", "internal/names", "nat", "policy", "registry", "registry/alloc", "registry/checks", "registry/peer", "registry/peer/join", "identity/enroll", "reverse", "sni", "internal/termination", "tunnel", "internal/udp", "internal/unixsocket"}, "the composition; what it is made of does not know it"},
 	{"deploy", nil, "manifests know nothing of the program that they start"},
 	{"cmd/culvert", []string{"*"}, "wiring belongs in cmd"},
@@ -107,8 +108,8 @@ var homes = map[string]string{
 	"github.com/fsnotify/fsnotify":        "internal/filewatch",
 	"golang.org/x/net/idna":               "registry/file",
 	"golang.org/x/crypto/cryptobyte":      "sni",
-	"golang.org/x/sys/windows":            "registry/alloc",                           // LockFileEx, which syscall lacks
-	"golang.org/x/sys/unix":               "internal/unixsocket internal/capture/nft", // LOCAL_PEERCRED of macOS, which syscall lacks; the numbers of nf_tables
+	"golang.org/x/sys/windows":            "registry/alloc",                                              // LockFileEx, which syscall lacks
+	"golang.org/x/sys/unix":               "internal/unixsocket internal/localuser internal/capture/nft", // sock_diag; LOCAL_PEERCRED of macOS, which syscall lacks; the numbers of nf_tables
 	"golang.org/x/net/http2":              "connect/h2",
 	"github.com/quic-go/quic-go":          "connect/h3",
 	"github.com/quic-go/qpack":            "connect/h3",

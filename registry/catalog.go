@@ -31,6 +31,29 @@ type catalogKey struct {
 	service int32 // of one whose policies depend on its name; otherwise -1
 }
 
+// Patterns iterates over the names of services that are exposed, in no order, with those of
+// clusters and without AnyName.
+func (t *Table) Patterns() iter.Seq[tunnel.Pattern] {
+	return func(yield func(tunnel.Pattern) bool) {
+		if t == nil {
+			return
+		}
+		exposed := func(c claims) bool {
+			return slices.ContainsFunc(c, func(one claim) bool { return t.services[one.service].Exposed })
+		}
+		for name, c := range t.exact {
+			if exposed(c) && !yield(tunnel.Pattern{Suffix: name}) {
+				return
+			}
+		}
+		for name, c := range t.wild {
+			if exposed(c) && !yield(tunnel.Pattern{Suffix: name, Wildcard: true}) {
+				return
+			}
+		}
+	}
+}
+
 // HasCatalog reports whether policies decide who may see services, in DNS and in lists:
 // there is one with the verb catalog that is enforced. Each service is then hidden from all
 // clients that no policy lets see it.

@@ -52,7 +52,7 @@ type ListenerSettings struct {
 	Service tunnel.Name
 	Port    uint16
 
-	// Protocols are spoken in the clear: "sni", "connect", "connect-h2", "socks5",
+	// Protocols are spoken in the clear: "sni", "connect", "connect-h2", "socks5", "http",
 	// "websocket", "postgres", "ssh" and "proxy", or "quic" for Datagrams.
 	Protocols []string
 
@@ -76,6 +76,16 @@ type ListenerSettings struct {
 	// PeerCredentials makes the user of a process that connects to a UnixSocket the caller:
 	// see tunnel.Process.
 	PeerCredentials bool
+
+	// LocalUsers are the users of this machine that may connect by TCP, which must be over
+	// loopback; empty means everyone.
+	LocalUsers []LocalUser
+}
+
+// A LocalUser is a user of this machine.
+type LocalUser struct {
+	Own bool   // the one that this process runs as
+	UID uint32 // otherwise
 }
 
 // A LoadBalancer is one in front of a listener that ends TLS and sends requests on.

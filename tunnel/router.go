@@ -470,10 +470,31 @@ func dialFailure(route *Route, attempts []Attempt) error {
 		errs = append(errs, a.Err)
 		texts = append(texts, a.Err.Error())
 	}
+	if refused := hopsRefusal(attempts); refused != "" {
+		why = refused
+	}
 	return &Error{Reason: why, Err: &dialErrors{
 		text: fmt.Sprintf("service %s: none of %d endpoints answered: %s", route.Service, len(route.Endpoints), strings.Join(texts, "; ")),
 		errs: errs,
 	}}
+}
+
+// hopsRefusal returns why the next hops refuse the request, where all of them do for one
+// reason that is about the service: it is then the client's, too. It is "" otherwise, and
+// where a hop refuses this gateway and not the request.
+func hopsRefusal(attempts []Attempt) (why Reason) {
+	for i, a := range attempts {
+		var e *Error
+		if !errors.As(a.Err, &e) || !e.BehindHop || i > 0 && e.Reason != why {
+			return ""
+		}
+		why = e.Reason
+	}
+	switch why {
+	case NoRoute, NotExposed, Denied, NoEndpoint:
+		return why
+	}
+	return ""
 }
 
 // dialErrors is several failures with one text; errors.Is finds each.

@@ -57,6 +57,11 @@ type ListenerConfig struct {
 	// PeerCredentials makes the user whose process connected the caller: see Process.Peer.
 	// It is for listeners whose connections are LocalConns.
 	PeerCredentials bool
+
+	// AdmitPeer, if set, refuses the connections of some processes of this machine, by the
+	// addresses of a connection's two ends: it returns an *Error. It is asked once, before
+	// the first byte is looked at, and may make system calls.
+	AdmitPeer func(client, server netip.AddrPort) error
 }
 
 // A Server accepts connections, holds them to limits until they have asked
@@ -251,7 +256,11 @@ func (s *Server) serve(k *slot) {
 			s.report(k, proto, &Error{Reason: Internal, Err: p})
 		}
 	}()
-	ctx, err := k.readConnHeader()
+	err := k.admitPeer()
+	var ctx context.Context
+	if err == nil {
+		ctx, err = k.readConnHeader()
+	}
 	if err == nil {
 		proto, err = k.detect()
 	}
@@ -264,6 +273,23 @@ func (s *Server) serve(k *slot) {
 	if !k.handed {
 		_ = k.Close()
 	}
+}
+
+// admitPeer asks the listener's AdmitPeer. After an error it has ended k.
+func (k *slot) admitPeer() error {
+	admit := k.config.AdmitPeer
+	if admit == nil {
+		return nil
+	}
+	server, _ := k.Conn.LocalAddr().(*net.TCPAddr)
+	if server == nil {
+		return nil // a Unix socket: its file, or PeerCredentials, says who may connect
+	}
+	err := admit(k.Conn.source, server.AddrPort())
+	if err != nil {
+		_ = k.Abort()
+	}
+	return err
 }
 
 // maxSniff is how many bytes the protocols may look at to know their own.

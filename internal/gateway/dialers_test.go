@@ -205,7 +205,7 @@ func TestAlternatives(t *testing.T) {
 			{"the first is stopping", way.stopping, way.far, tunnel.Done},
 			{"all are down", way.closed, alsoClosed, tunnel.DialFailed},
 			{"all are silent", way.silent, way.silent, tunnel.DialTimeout},
-			{"the first knows no such service", way.ignorant, way.far, tunnel.DialFailed},
+			{"the first knows no such service", way.ignorant, way.far, tunnel.NoRoute},
 		} {
 			if row.first == "" {
 				continue // of UDP, no server that is none, and who is down is silent

@@ -334,7 +334,7 @@ func (q *Query) request(listeners []Listener, x *Explanation) (*tunnel.Request, 
 		if req.Name, err = tunnel.ParseName(q.Host); err != nil {
 			err = &tunnel.Error{Reason: tunnel.NoSNI, Err: err}
 		}
-	case "connect", "connect-h2", "connect-h3", "connect-udp", "hbone", "socks5", "websocket", "ssh":
+	case "connect", "connect-h2", "connect-h3", "connect-udp", "hbone", "socks5", "http", "websocket", "ssh":
 		var a connect.Authority
 		if a, err = connect.ParseAuthority(net.JoinHostPort(q.Host, strconv.Itoa(int(q.Port)))); err == nil {
 			req.Name, req.Addr, req.Port = a.Name, a.Addr, a.Port
@@ -342,7 +342,7 @@ func (q *Query) request(listeners []Listener, x *Explanation) (*tunnel.Request, 
 			err = &tunnel.Error{Reason: tunnel.BadRequest, Err: err}
 		}
 	default:
-		return nil, tunnel.Refusef(tunnel.BadPreamble, "no protocol is called %q: there are sni, connect, connect-h2, connect-h3, connect-udp, hbone, socks5, websocket, ssh, proxy and quic", q.Proto)
+		return nil, tunnel.Refusef(tunnel.BadPreamble, "no protocol is called %q: there are sni, connect, connect-h2, connect-h3, connect-udp, hbone, socks5, http, websocket, ssh, proxy and quic", q.Proto)
 	}
 	return req, err
 }

@@ -157,7 +157,7 @@ func TestAcrossToTheNext(t *testing.T) {
 		{"the first takes sni alone", []registry.Gateway{first(unasked.Addr()), at(far, "connect")}, tunnel.Done},
 		{"all are down", []registry.Gateway{first(closed, "connect"), at(alsoClosed, "socks5")}, tunnel.DialFailed},
 		{"all are silent", []registry.Gateway{first(silent(t), "connect"), at(silent(t), "connect-h2")}, tunnel.DialTimeout},
-		{"the first knows no such service", []registry.Gateway{first(ignorant, "connect"), at(unasked.Addr(), "connect")}, tunnel.DialFailed},
+		{"the first knows no such service", []registry.Gateway{first(ignorant, "connect"), at(unasked.Addr(), "connect")}, tunnel.NoRoute},
 		{"there are none but for sni", []registry.Gateway{first(unasked.Addr()), at(unasked.Addr(), "sni", "quic", "hbone")}, tunnel.NoEndpoint},
 	}
 	for _, row := range rows {
@@ -191,8 +191,8 @@ func TestAcrossIsHealth(t *testing.T) {
 		}
 	}
 	up, g := startGateway(t, inWest(at(ignorant, "connect")))
-	if err := check(t, &connect.Dialer{Proxy: up}); tunnel.ReasonOf(err) != tunnel.DialFailed {
-		t.Fatalf("got %v, want %s", err, tunnel.DialFailed)
+	if err := check(t, &connect.Dialer{Proxy: up}); tunnel.ReasonOf(err) != tunnel.NoRoute {
+		t.Fatalf("got %v, want %s", err, tunnel.NoRoute)
 	}
 	if !g.registry.Healthy(netip.MustParseAddrPort(ignorant)) {
 		t.Error("a gateway that refused a request counts as failing")

@@ -40,10 +40,17 @@ func credentials(c *net.UnixConn) (p tunnel.Process, ok bool) {
 	}); err != nil || u == nil {
 		return p, false
 	}
-	if unmapped, is := overflowID(); is && (u.Uid == unmapped || u.Gid == unmapped) {
+	if IsUnmapped(u.Uid) || IsUnmapped(u.Gid) {
 		return p, false
 	}
 	return tunnel.Process{UID: u.Uid, GID: u.Gid, PID: int(u.Pid)}, true
+}
+
+// IsUnmapped reports whether id, of a user or a group, stands for all that the user
+// namespace of this process has no number for.
+func IsUnmapped(id uint32) bool {
+	unmapped, is := overflowID()
+	return is && id == unmapped
 }
 
 // overflowID returns the number that stands for all users, and all groups, that the user

@@ -4,9 +4,11 @@ import (
 	"net"
 	"net/netip"
 	"reflect"
+	"runtime"
 	"slices"
 	"strconv"
 
+	"culvert.dev/registry"
 	"culvert.dev/tunnel"
 	"go.yaml.in/yaml/v3"
 )
@@ -26,6 +28,11 @@ type Agent struct {
 
 	Proxy    string   `yaml:"proxy" as:"localListener" default:"127.0.0.1:1080"` // where programs ask by CONNECT and SOCKS5
 	Forwards Forwards `yaml:"forwards"`
+
+	// Who may connect to the two by TCP. Root always may. Unix sockets are for the own user.
+	LocalUsers   []LocalUser `yaml:"localUsers" what:"a user" as:"localUser" unique:"user" empty:"leave the key out for the own user"`
+	AnyLocalUser bool        `yaml:"anyLocalUser"`
+	Auth         *Auth       `yaml:"auth"` // of Proxy
 	hopAccess
 }
 
@@ -94,11 +101,29 @@ func parseLocalListener(what, s string) (string, *complaint) {
 	if c != nil || isSocket(address) {
 		return address, c
 	}
-	host, _, _ := net.SplitHostPort(address)
-	if a, err := netip.ParseAddr(host); host != "localhost" && (err != nil || !a.IsLoopback()) {
+	if !isLoopback(address) {
 		return "", complain("write 127.0.0.1:PORT, [::1]:PORT or unix:PATH; for other hosts, add listeners with auth to the file", "%s %q is not on loopback, so other hosts could use the identity of this agent", what, clip(s))
 	}
 	return address, nil
+}
+
+// isLoopback reports whether a listener's HOST:PORT is for this machine alone.
+func isLoopback(address string) bool {
+	host, _, _ := net.SplitHostPort(address)
+	a, err := netip.ParseAddr(host)
+	return host == "localhost" || err == nil && a.IsLoopback()
+}
+
+// parseLocalUser parses "own", or the number of a user.
+func parseLocalUser(what, s string) (u registry.LocalUser, c *complaint) {
+	if s == "own" {
+		return registry.LocalUser{Own: true}, nil
+	}
+	uid, err := strconv.ParseUint(s, 10, 32)
+	if err != nil || uid == 1<<32-1 {
+		return u, complain("write own, or the number of a user, as id -u prints it", "%s %q is no user", what, clip(s))
+	}
+	return registry.LocalUser{UID: uint32(uid)}, nil
 }
 
 // check finds keys that do not go together.
@@ -117,6 +142,20 @@ func (a *Agent) check(d *decoder, at mapping) {
 	}
 	if !a.Insecure && !slices.ContainsFunc([]string{"key", "certificateFile", "tokenFile", "userFile", "jwtSVID"}, func(key string) bool { return has(at.node, key) }) {
 		d.errorf(at.node, "add key: NAME with the name of one in identity.keys, certificateFile and keyFile, or tokenFile", "agent needs credentials: the gateways have to know who asks")
+	}
+	if a.AnyLocalUser && has(at.node, "localUsers") {
+		d.errorf(keyOf(at.node, "localUsers"), "keep one of them", "localUsers has no effect: anyLocalUser is true")
+	}
+	if runtime.GOOS != "linux" && !a.AnyLocalUser {
+		const why = "every user of this machine could use the agent at %s: %s does not tell whose process has connected"
+		if a.Auth == nil && !isSocket(a.Proxy) {
+			d.errorf(at.where("proxy"), "add auth, write proxy: unix:PATH, or add anyLocalUser: true", why, a.Proxy, runtime.GOOS)
+		}
+		for _, f := range a.Forwards.All {
+			if !isSocket(f.Listener) {
+				d.errorf(f.key, "write unix:PATH, or add anyLocalUser: true", why, f.Listener, runtime.GOOS)
+			}
+		}
 	}
 	if slices.Contains(a.Names, tunnel.AnyName) && len(a.Names) > 1 {
 		d.errorf(at.value("names"), `keep "*", or leave it out`, `"*" has every name, and there are others`)
@@ -207,12 +246,30 @@ const agentEndpoint = "gateways.invalid:443"
 func (a *Agent) addListeners(d *decoder, c *configuration, at mapping) {
 	if a.Proxy != "" {
 		n := at.where("proxy")
-		addTo(d, "listeners", "a listener", mappingNode(n, "address", scalarNode(n, a.Proxy), "protocols", sequenceNode(n, scalarNode(n, "connect"), scalarNode(n, "socks5"))), &c.Listeners)
+		protocols := sequenceNode(n, scalarNode(n, "connect"), scalarNode(n, "socks5"), scalarNode(n, "http"))
+		l := mappingNode(n, "address", scalarNode(n, a.Proxy), "protocols", protocols)
+		if auth := at.value("auth"); auth != nil {
+			l.Content = append(l.Content, scalarNode(n, "auth"), auth)
+		}
+		a.addListener(d, c, at, a.Proxy, l)
 	}
 	for _, f := range a.Forwards.All {
 		target := net.JoinHostPort(f.Service.String(), strconv.Itoa(int(f.Port)))
-		addTo(d, "listeners", "a listener", mappingNode(f.key, "address", scalarNode(f.key, f.Listener), "service", scalarNode(f.value, target)), &c.Listeners)
+		a.addListener(d, c, at, f.Listener, mappingNode(f.key, "address", scalarNode(f.key, f.Listener), "service", scalarNode(f.value, target)))
 	}
+}
+
+// addListener adds a listener of the host, for the users that may connect to it.
+func (a *Agent) addListener(d *decoder, c *configuration, at mapping, address string, l *yaml.Node) {
+	if !isSocket(address) && !a.AnyLocalUser && runtime.GOOS == "linux" {
+		n := at.where("localUsers")
+		users := at.value("localUsers")
+		if users == nil {
+			users = sequenceNode(n, scalarNode(n, "own"))
+		}
+		l.Content = append(l.Content, scalarNode(n, "localUsers"), users)
+	}
+	addTo(d, "listeners", "a listener", l, &c.Listeners)
 }
 
 // accessKeys are the keys that say how a gateway is verified and what is shown to it.

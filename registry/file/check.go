@@ -217,6 +217,7 @@ func (d *decoder) checkListeners() {
 		take(l.Address, at.value("address"))
 		d.checkNetwork(l, at)
 		d.checkSocket(l, at)
+		d.checkLocalUsers(l, at)
 		if slices.Contains(l.Protocols, "proxy") {
 			switch {
 			case len(l.Protocols) > 1:
@@ -356,6 +357,22 @@ func (d *decoder) checkSocket(l *Listener, at mapping) {
 	}
 }
 
+// checkLocalUsers finds listeners that other machines reach, for which no user is known.
+func (d *decoder) checkLocalUsers(l *Listener, at mapping) {
+	n := at.value("localUsers")
+	switch {
+	case n == nil || l.Address == "":
+	case l.UnixSocket():
+		d.errorf(n, "write mode and group, or peerCredentials and policies", "localUsers has no effect: who may connect to a Unix socket is said by its file")
+	case l.UDP():
+		d.errorf(n, "leave it out", "localUsers has no effect: this listener is of UDP")
+	case !isLoopback(l.Address):
+		d.errorf(n, "listen on 127.0.0.1 or ::1", "localUsers is for loopback: the user of another machine is not known")
+	case runtime.GOOS != "linux":
+		d.errorf(n, "listen at a Unix socket, or ask for credentials by auth", "localUsers needs Linux: %s does not tell whose process has connected", runtime.GOOS)
+	}
+}
+
 // checkLoops finds endpoints that are the gateway itself.
 func (d *decoder) checkLoops() {
 	var ours []place
@@ -471,5 +488,5 @@ func namesNoPort(protocol string) bool {
 
 // hasCredentials reports whether the clients of a protocol can show who they are.
 func hasCredentials(protocol string) bool {
-	return protocol == "connect" || protocol == "connect-h2" || protocol == "connect-h3" || protocol == "connect-udp" || protocol == "socks5" || protocol == "websocket"
+	return protocol == "connect" || protocol == "connect-h2" || protocol == "connect-h3" || protocol == "connect-udp" || protocol == "socks5" || protocol == "http" || protocol == "websocket"
 }

@@ -72,7 +72,7 @@ type Config struct {
 }
 
 // Protocols are those that a Listener may have.
-var Protocols = []string{"sni", "connect", "connect-h2", "socks5", "websocket", "proxy", "quic", "postgres", "ssh"}
+var Protocols = []string{"sni", "connect", "connect-h2", "socks5", "http", "websocket", "proxy", "quic", "postgres", "ssh"}
 
 // A Listener is an address at which the gateway accepts connections or datagrams.
 type Listener struct {
@@ -84,9 +84,11 @@ type Listener struct {
 	Group           string      `yaml:"group"`                               // of that file, by name or number; "" leaves it to the system
 	PeerCredentials bool        `yaml:"peerCredentials"`                     // the user whose process connects to a Unix socket is the caller
 
+	LocalUsers []LocalUser `yaml:"localUsers" what:"a user" as:"localUser" unique:"user" empty:"leave the key out for all users of this machine"` // that may connect, over loopback
+
 	// Protocols, of Protocols, are spoken in the clear; empty means the first three, with
 	// Auth without sni, with TLS none, and for UDP quic.
-	Protocols []string `yaml:"protocols" what:"a protocol" oneof:"sni connect connect-h2 socks5 websocket proxy quic postgres ssh" unique:"protocol" empty:"leave the key out for sni and connect"`
+	Protocols []string `yaml:"protocols" what:"a protocol" oneof:"sni connect connect-h2 socks5 http websocket proxy quic postgres ssh" unique:"protocol" empty:"leave the key out for sni and connect"`
 
 	TLS               []TLS `yaml:"tls,single" what:"tls" empty:"leave the key out where no TLS ends"` // that ends here, by names; empty means that none does
 	EndWithCredential bool  `yaml:"endWithCredential"`                                                 // tunnels end when the credential does that they were opened with
@@ -108,6 +110,9 @@ type Listener struct {
 
 	Target `yaml:"service" as:"target"`
 }
+
+// A LocalUser is a user of this machine whose processes may connect to a port of loopback.
+type LocalUser = registry.LocalUser
 
 // A Target is the one service of a listener.
 type Target struct {

@@ -39,6 +39,7 @@ var formats = map[string]format{
 	"label":            formatOf(parseLabel),
 	"listenerAddress":  formatOf(parseListenerAddress),
 	"localListener":    formatOf(parseLocalListener),
+	"localUser":        formatOf(parseLocalUser),
 	"logLevel":         formatOf(parseLogLevel),
 	"memory":           formatOf(parseMemory),
 	"namespacePattern": formatOf(patternOf(0, `write "shop" or "team-*"`, "a namespace")),

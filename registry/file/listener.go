@@ -28,7 +28,7 @@ func tableListeners(all []Listener) []*registry.Listener {
 func (l *Listener) forTable() *registry.Listener {
 	s := &registry.ListenerSettings{
 		Service: l.Service, Port: l.Port, Protocols: l.Outer(), RefuseSilently: l.Refusal == "close", RequireTLS: l.RequireTLS, EndWithCredential: l.EndWithCredential,
-		WebSocket: registry.WebSocketOptions(l.WebSocket), DeferIdentity: l.UnidentifiedCallers == "defer", PeerCredentials: l.PeerCredentials, STUN: l.STUN,
+		WebSocket: registry.WebSocketOptions(l.WebSocket), DeferIdentity: l.UnidentifiedCallers == "defer", PeerCredentials: l.PeerCredentials, LocalUsers: l.LocalUsers, STUN: l.STUN,
 	}
 	if len(l.Protocols) == 0 && len(l.TLS) == 0 && !l.UDP() {
 		s.Protocols, s.ImpliedSNI = Protocols[:3], true

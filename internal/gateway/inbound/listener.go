@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"os"
 	"reflect"
 	"runtime"
 	"slices"
@@ -15,6 +16,7 @@ import (
 
 	"culvert.dev/identity"
 	"culvert.dev/identity/jwt"
+	"culvert.dev/internal/localuser"
 	"culvert.dev/internal/udp"
 	"culvert.dev/internal/unixsocket"
 	"culvert.dev/registry"
@@ -191,7 +193,7 @@ func (o *Listener) makeSettings(next, before *config) (err error) {
 		if err != nil {
 			return err
 		}
-		next.serving = &tunnel.ListenerConfig{Name: next.Name, Protocols: ps, ConnHeader: connHeader(s), RequireTLS: s.RequireTLS, PeerCredentials: s.PeerCredentials}
+		next.serving = &tunnel.ListenerConfig{Name: next.Name, Protocols: ps, ConnHeader: connHeader(s), RequireTLS: s.RequireTLS, PeerCredentials: s.PeerCredentials, AdmitPeer: admitPeer(s)}
 		if s.LoadBalancer != nil {
 			next.serving.Proxies = s.LoadBalancer.From
 		}
@@ -208,6 +210,21 @@ func (o *Listener) makeSettings(next, before *config) (err error) {
 	}
 	logCredentials(o.builder.Log, next.Name, change)
 	return err
+}
+
+// admitPeer returns what admits the users that s names; nil where it names none.
+func admitPeer(s *registry.ListenerSettings) func(client, server netip.AddrPort) error {
+	if len(s.LocalUsers) == 0 {
+		return nil
+	}
+	var check localuser.Check
+	for _, u := range s.LocalUsers {
+		if u.Own {
+			u.UID = uint32(os.Geteuid())
+		}
+		check.UIDs = append(check.UIDs, u.UID)
+	}
+	return check.Admit
 }
 
 // fixed returns s without what changes in place.

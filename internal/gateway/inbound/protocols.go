@@ -215,6 +215,8 @@ func (l *Listener) speak(names []string, s *registry.ListenerSettings, inside bo
 				continue
 			}
 			ps = append(ps, &connect.Protocol{Auth: auth, Intermediary: front, CurrentVia: via, Delegate: l.builder.delegate()})
+		case "http":
+			ps = append(ps, &connect.HTTP{Protocol: connect.Protocol{Auth: auth, Intermediary: front, CurrentVia: via}, PAC: l.builder.autoConfig})
 		case "connect-udp":
 			extended = append(extended, l.builder.connectUDP(auth, front))
 		case "hbone":
@@ -249,6 +251,15 @@ func (l *Listener) speak(names []string, s *registry.ListenerSettings, inside bo
 		carrier.Extended = extended
 	}
 	return ps, nil
+}
+
+// autoConfig returns the PAC file for clients of a proxy: with the names of the table.
+func (b *Builder) autoConfig(proxy string) []byte {
+	var names []tunnel.Pattern
+	if b.Table != nil {
+		names = slices.AppendSeq(names, b.Table().Patterns())
+	}
+	return connect.AutoConfig(proxy, names)
 }
 
 // connHeader returns the header that connections begin with, nil for none.
