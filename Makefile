@@ -16,8 +16,8 @@ $(shell mkdir -p $(dir $(CULVERT_LEFT_OUT)) && : >$(CULVERT_LEFT_OUT))
 endif
 
 # Real programs the interoperation tests talk to, and the commands that show they are there.
-PEERS         := openssl curl nginx libnginx-mod-stream haproxy gnutls-bin nodejs default-jdk-headless git python3 iproute2 nftables miniupnpd miniupnpd-nftables netcat-openbsd ncat openssh-client openssh-server dropbear-bin putty-tools autossh python3-socks python3-websocket nghttp2-client ngtcp2-client ngtcp2-server bind9-dnsutils knot-dnsutils dnsperf unbound dnsmasq-base chromium systemd mariadb-server-core mariadb-client-core postgresql-client postgresql-15 libpostgresql-jdbc-java redis-server redis-tools squid
-PEER_COMMANDS := openssl curl nginx haproxy gnutls-cli node javac git python3 ip nft miniupnpd nc.openbsd ncat ssh sshd dbclient plink autossh nghttp h2load gtlsclient gtlsserver dig kdig dnsperf unbound dnsmasq chromium systemd-analyze mariadbd mariadb psql redis-server redis-benchmark squid
+PEERS         := openssl curl nginx libnginx-mod-stream haproxy gnutls-bin nodejs default-jdk-headless git python3 iproute2 nftables miniupnpd miniupnpd-nftables miniupnpc natpmpc coturn netcat-openbsd ncat openssh-client openssh-server dropbear-bin putty-tools autossh ssh-audit python3-paramiko python3-socks python3-websocket nghttp2-client ngtcp2-client ngtcp2-server bind9-dnsutils knot-dnsutils dnsperf unbound dnsmasq-base chromium systemd mariadb-server-core mariadb-client-core postgresql-client postgresql-15 libpostgresql-jdbc-java redis-server redis-tools squid
+PEER_COMMANDS := openssl curl nginx haproxy gnutls-cli node javac git python3 ip nft miniupnpd upnpc natpmpc turnserver turnutils_stunclient nc.openbsd ncat ssh sshd dbclient plink autossh ssh-audit nghttp h2load gtlsclient gtlsserver dig kdig dnsperf unbound dnsmasq chromium systemd-analyze mariadbd mariadb psql redis-server redis-benchmark squid
 
 .PHONY: help
 help: ## list the targets
@@ -107,7 +107,7 @@ peers: ## install the real peers, by apt-get on Debian and Ubuntu
 	@missing=; for c in $(PEER_COMMANDS); do command -v $$c >/dev/null 2>&1 || missing="$$missing $$c"; done; \
 	[ -f /usr/lib/nginx/modules/ngx_stream_module.so ] || missing="$$missing nginx-stream"; \
 	[ -f /usr/share/java/postgresql.jar ] || missing="$$missing postgresql-jdbc"; \
-	for m in websocket socks; do /usr/bin/python3 -c "import $$m" 2>/dev/null || missing="$$missing python3-$$m"; done; \
+	for m in websocket socks paramiko; do /usr/bin/python3 -c "import $$m" 2>/dev/null || missing="$$missing python3-$$m"; done; \
 	if [ -n "$$missing" ]; then \
 	  echo "make: the interoperation tests need$$missing; installing: $(PEERS)"; \
 	  command -v apt-get >/dev/null 2>&1 || { echo "make: no apt-get here: install them yourself, or run make test-unit"; exit 1; }; \

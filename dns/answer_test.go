@@ -40,6 +40,8 @@ func TestAnswers(t *testing.T) {
 			strings.Repeat("x", 255) + `" "` + strings.Repeat("x", 45) + `"`},
 		{"https.shop.svc.mesh.internal", dns.TypeHTTPS, `NOERROR aa an: https.shop.svc.mesh.internal. 5 IN HTTPS 1 . alpn="h2,h3" port="8443" ipv4hint="10.0.0.1" ech="AQID" ipv6hint="fd00::1"`},
 		{"https.shop.svc.mesh.internal", dns.TypeSVCB, `NOERROR aa an: https.shop.svc.mesh.internal. 5 IN SVCB 1 . alpn="h2,h3" port="8443" ipv4hint="10.0.0.1" ech="AQID" ipv6hint="fd00::1"`},
+		{"gw.shop.svc.mesh.internal", dns.TypeSSHFP, "NOERROR aa an: gw.shop.svc.mesh.internal. 5 IN SSHFP 3 2 0304, gw.shop.svc.mesh.internal. 5 IN SSHFP 4 1 0102"},
+		{"gw.shop.svc.mesh.internal", dns.TypeA, "NOERROR aa ns: " + soa},
 		{"alias.shop.svc.mesh.internal", dns.TypeAAAA, "NOERROR aa an: alias.shop.svc.mesh.internal. 5 IN CNAME web.shop.svc.mesh.internal., web.shop.svc.mesh.internal. 5 IN AAAA fd00::1"},
 		{"alias.shop.svc.mesh.internal", dns.TypeCNAME, "NOERROR aa an: alias.shop.svc.mesh.internal. 5 IN CNAME web.shop.svc.mesh.internal."},
 		{"out.shop.svc.mesh.internal", dns.TypeA, "NOERROR aa an: out.shop.svc.mesh.internal. 5 IN CNAME elsewhere.test."},

@@ -16,7 +16,7 @@ func FuzzQuery(f *testing.F) {
 		f.Add(in.b)
 	}
 	for name := range shop().names {
-		for _, qtype := range []uint16{dns.TypeA, dns.TypeAAAA, dns.TypeSRV, dns.TypeTXT, dns.TypeHTTPS, dns.TypePTR, dns.TypeANY} {
+		for _, qtype := range []uint16{dns.TypeA, dns.TypeAAAA, dns.TypeSRV, dns.TypeTXT, dns.TypeHTTPS, dns.TypePTR, dns.TypeSSHFP, dns.TypeANY} {
 			m := q(name, qtype)
 			m.SetEdns0(1232, qtype == dns.TypeA)
 			b, err := m.Pack()

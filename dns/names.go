@@ -19,6 +19,7 @@ const (
 	TypeTXT   = Type(dns.TypeTXT)
 	TypeAAAA  = Type(dns.TypeAAAA)
 	TypeSRV   = Type(dns.TypeSRV)
+	TypeSSHFP = Type(dns.TypeSSHFP)
 	TypeSVCB  = Type(dns.TypeSVCB)
 	TypeHTTPS = Type(dns.TypeHTTPS)
 	TypeCNAME = Type(dns.TypeCNAME)
@@ -91,6 +92,7 @@ type Answer struct {
 	Bindings []Binding // for HTTPS and SVCB
 	Hosts    []string  // for PTR
 	Texts    []string  // for TXT: a record each, of any length
+	HostKeys []HostKey // for SSHFP
 }
 
 // reset empties a. Its slices may be the table's: none is kept to be written.
@@ -130,6 +132,13 @@ type Binding struct {
 	Port     uint16 // 0 means that of the URL
 	Hints    []netip.Addr
 	ECH      []byte // an ECHConfigList; nil means none
+}
+
+// A HostKey is an SSHFP record, RFC 4255: by it a client of SSH knows a server.
+type HostKey struct {
+	Algorithm uint8 // of the key: 1 for RSA, 3 for ECDSA, 4 for Ed25519
+	Hash      uint8 // 1 for SHA-1, 2 for SHA-256
+	Digest    []byte
 }
 
 // A View names the networks that questions come from.

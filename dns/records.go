@@ -46,6 +46,12 @@ func (x *exchange) records(w *writer, table Names, zone string) bool {
 				return false
 			}
 		}
+	case dns.TypeSSHFP:
+		for i := range a.HostKeys[:min(len(a.HostKeys), maxRecords)] {
+			if !w.hostKey(&a.HostKeys[i], ttl) {
+				return false
+			}
+		}
 	case dns.TypeANY:
 		return w.unspecific(ttl)
 	case dns.TypeSOA, dns.TypeNS:

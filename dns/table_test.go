@@ -103,6 +103,7 @@ func shop() *fakeTable {
 			{Priority: 1, Weight: 5, Port: 443, Target: "web.shop.svc.mesh.internal"}}},
 		"txt.shop.svc.mesh.internal":   {Texts: []string{"1.0.0", strings.Repeat("x", 300), ""}},
 		"https.shop.svc.mesh.internal": {Bindings: []Binding{{ALPN: []string{"h2", "h3"}, Port: 8443, Hints: []netip.Addr{netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("fd00::1")}, ECH: []byte{1, 2, 3}}}},
+		"gw.shop.svc.mesh.internal":    {HostKeys: []HostKey{{Algorithm: 4, Hash: 1, Digest: []byte{1, 2}}, {Algorithm: 3, Hash: 2, Digest: []byte{3, 4}}}},
 		"alias.shop.svc.mesh.internal": {Alias: "web.shop.svc.mesh.internal"},
 		"out.shop.svc.mesh.internal":   {Alias: "elsewhere.test"},
 		"loop.shop.svc.mesh.internal":  {Alias: "loop.shop.svc.mesh.internal"},

@@ -256,6 +256,14 @@ func (w *writer) service(s *Service, ttl uint32) bool {
 	})
 }
 
+// hostKey writes an SSHFP record, RFC 4255 section 3.1.
+func (w *writer) hostKey(k *HostKey, ttl uint32) bool {
+	return w.record(inAnswer, "", dns.TypeSSHFP, ttl, func(w *writer) bool {
+		w.b = append(append(w.b, k.Algorithm, k.Hash), k.Digest...)
+		return true
+	})
+}
+
 // text writes a TXT record, cut into strings of 255 bytes.
 func (w *writer) text(s string, ttl uint32) bool {
 	return w.record(inAnswer, "", dns.TypeTXT, ttl, func(w *writer) bool {

@@ -122,6 +122,18 @@ type SSHSettings struct {
 	HostKey        Secret // a private key
 	AuthorizedKeys Secret
 	UserCAs        []SSHUserCA
+
+	// Names are those by which clients connect to the gateway. DNS publishes Fingerprints,
+	// those of HostKey, for them.
+	Names        []tunnel.Name
+	Fingerprints []SSHFingerprint
+}
+
+// An SSHFingerprint is what a record SSHFP says of a host key, RFC 4255 section 3.1.
+type SSHFingerprint struct {
+	Algorithm uint8  // of the key: 1 for RSA, 3 for ECDSA, 4 for Ed25519
+	Hash      uint8  // 1 for SHA-1, 2 for SHA-256
+	Digest    string // the bytes
 }
 
 // An SSHUserCA is a CA of users.

@@ -14,6 +14,7 @@ type compiledListeners struct {
 	byName   map[string]*compiledListener
 	sections map[string]*compiledSection
 	list     []*compiledListener
+	hostKeys map[tunnel.Name][]SSHFingerprint // by name of the gateway
 	refused  []refusedListener
 	backends []serviceEntry // of rules: each Service once
 	rules    []*compiledRule
@@ -252,11 +253,39 @@ func (b *builder) addListeners(snapshots []Snapshot) {
 			one := &compiledListener{Listener: l}
 			f.byName[l.Name] = one
 			f.list = append(f.list, one)
+			f.addHostKey(l)
 			for _, s := range l.Sections {
 				b.addSection(one, s, entries)
 			}
 		}
 	}
+}
+
+// addHostKey takes in by which keys clients of SSH know the gateway.
+func (f *compiledListeners) addHostKey(l *Listener) {
+	if l.Settings == nil || l.Settings.SSH == nil {
+		return
+	}
+	for _, name := range l.Settings.SSH.Names {
+		for _, print := range l.Settings.SSH.Fingerprints {
+			if slices.Contains(f.hostKeys[name], print) {
+				continue
+			}
+			if f.hostKeys == nil {
+				f.hostKeys = map[tunnel.Name][]SSHFingerprint{}
+			}
+			f.hostKeys[name] = append(f.hostKeys[name], print)
+		}
+	}
+}
+
+// HostKeys returns the fingerprints of the keys by which clients of SSH know the gateway that
+// they call name; nil where no listener has that name.
+func (t *Table) HostKeys(name tunnel.Name) []SSHFingerprint {
+	if t == nil || t.listeners == nil {
+		return nil
+	}
+	return t.listeners.hostKeys[name]
 }
 
 func (s socket) String() string {

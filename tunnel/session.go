@@ -8,6 +8,7 @@ import (
 	"iter"
 	"math"
 	"net"
+	"net/netip"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -98,8 +99,9 @@ func (r *Router) Admit(req *Request, service string) (*Session, error) {
 	}
 	o.Dialed = time.Since(req.Start) - o.Waited
 	req.slot.lend(&l)
-	s := &Session{Conn: client, Route: route, router: r}
-	s.record = r.newRecord(req, &o, Attempt{}, true, l)
+	own := Endpoint{Host: service, Addr: netip.AddrPortFrom(netip.Addr{}, req.Port)}
+	s := &Session{Conn: client, Endpoint: own, Route: route, router: r}
+	s.record = r.newRecord(req, &o, Attempt{Endpoint: own}, true, l)
 	return s, nil
 }
 

@@ -6,7 +6,6 @@ import (
 	"crypto/rsa"
 	"crypto/sha1"
 	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"strings"
@@ -42,8 +41,8 @@ func ParseHostKey(pem []byte) (ssh.Signer, error) {
 // A Fingerprint is what a record SSHFP says of a host key, RFC 4255 section 3.1.
 type Fingerprint struct {
 	Algorithm uint8  // 1 for RSA, 3 for ECDSA, 4 for Ed25519
-	Type      uint8  // 1 for SHA-1, 2 for SHA-256
-	Digest    string // in hexadecimal
+	Hash      uint8  // 1 for SHA-1, 2 for SHA-256
+	Digest    string // the bytes
 }
 
 // Fingerprints returns those of a host key, by SHA-1 and by SHA-256.
@@ -60,7 +59,7 @@ func Fingerprints(key ssh.PublicKey) []Fingerprint {
 		return nil
 	}
 	one, two := sha1.Sum(key.Marshal()), sha256.Sum256(key.Marshal())
-	return []Fingerprint{{algorithm, 1, hex.EncodeToString(one[:])}, {algorithm, 2, hex.EncodeToString(two[:])}}
+	return []Fingerprint{{algorithm, 1, string(one[:])}, {algorithm, 2, string(two[:])}}
 }
 
 // checkKey returns why a public key of a client or of a CA is not accepted.

@@ -273,7 +273,7 @@ func TestHostKeys(t *testing.T) {
 		t.Fatal(err)
 	}
 	f := Fingerprints(key.PublicKey())
-	if len(f) != 2 || f[0].Algorithm != 4 || f[0].Type != 1 || len(f[0].Digest) != 40 || f[1].Type != 2 || len(f[1].Digest) != 64 {
+	if len(f) != 2 || f[0].Algorithm != 4 || f[0].Hash != 1 || len(f[0].Digest) != 20 || f[1].Hash != 2 || len(f[1].Digest) != 32 {
 		t.Errorf("fingerprints %+v", f)
 	}
 	locked, err := ssh.MarshalPrivateKeyWithPassphrase(private, "host", []byte("secret"))

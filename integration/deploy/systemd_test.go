@@ -13,18 +13,27 @@ import (
 	"culvert.dev/internal/gateway"
 )
 
-func unit(t *testing.T) string {
+// units are that of a gateway and that of a connector.
+var units = []string{"culvert.service", "culvert-connector.service"}
+
+func unit(t *testing.T, name string) string {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join(root, "deploy", "systemd", "culvert.service"))
+	text, err := os.ReadFile(filepath.Join(root, "deploy", "systemd", name))
 	must(t, err)
 	return string(text)
 }
 
-// systemd finds nothing wrong with the unit, and little that it exposes.
-func TestSystemdReadsTheUnit(t *testing.T) {
-	name := filepath.Join(t.TempDir(), "culvert.service")
+// systemd finds nothing wrong with the units, and little that they expose.
+func TestSystemdReadsTheUnits(t *testing.T) {
+	for _, name := range units {
+		t.Run(name, func(t *testing.T) { readsUnit(t, name) })
+	}
+}
+
+func readsUnit(t *testing.T, file string) {
+	name := filepath.Join(t.TempDir(), file)
 	// The program is not installed here.
-	text := strings.ReplaceAll(unit(t), "/usr/local/bin/culvert", "/bin/true")
+	text := strings.ReplaceAll(unit(t, file), "/usr/local/bin/culvert", "/bin/true")
 	must(t, os.WriteFile(name, []byte(text), 0o644))
 	out, err := exec.CommandContext(t.Context(), "systemd-analyze", "verify", "--man=no", name).CombinedOutput()
 	if err != nil || len(out) > 0 {
@@ -36,21 +45,23 @@ func TestSystemdReadsTheUnit(t *testing.T) {
 		t.Errorf("security: %v\n%s", err, out)
 	}
 	broken := filepath.Join(t.TempDir(), "broken.service")
-	must(t, os.WriteFile(broken, []byte(strings.Replace(text, "LimitNOFILE=1048576", "LimitNOFILE=many", 1)), 0o644))
+	must(t, os.WriteFile(broken, []byte(strings.Replace(text, "LimitNOFILE=", "LimitNOFILE=many", 1)), 0o644))
 	if out, err := exec.CommandContext(t.Context(), "systemd-analyze", "verify", "--man=no", broken).CombinedOutput(); err == nil && len(out) == 0 {
 		t.Error("systemd-analyze takes any unit")
 	}
 }
 
-// The unit waits longer for the end than a drain takes.
-func TestTheUnitWaitsForTheDrain(t *testing.T) {
-	m := regexp.MustCompile(`(?m)^TimeoutStopSec=(\d+)$`).FindStringSubmatch(unit(t))
-	if m == nil {
-		t.Fatal("no TimeoutStopSec")
-	}
-	seconds, err := strconv.Atoi(m[1])
-	must(t, err)
-	if got, want := time.Duration(seconds)*time.Second, gateway.DefaultDrainTimeout+10*time.Second; got < want {
-		t.Errorf("it waits for %v, want %v at least", got, want)
+// The units wait longer for the end than a drain takes.
+func TestTheUnitsWaitForTheDrain(t *testing.T) {
+	for _, name := range units {
+		m := regexp.MustCompile(`(?m)^TimeoutStopSec=(\d+)$`).FindStringSubmatch(unit(t, name))
+		if m == nil {
+			t.Fatalf("%s has no TimeoutStopSec", name)
+		}
+		seconds, err := strconv.Atoi(m[1])
+		must(t, err)
+		if got, want := time.Duration(seconds)*time.Second, gateway.DefaultDrainTimeout+10*time.Second; got < want {
+			t.Errorf("%s waits for %v, want %v at least", name, got, want)
+		}
 	}
 }

@@ -126,6 +126,8 @@ func TestSSHServesNames(t *testing.T) {
 			t.Fatalf("%s: exit code %d, %s%s", name, code, out, errs)
 		}
 	}
+	host, port, err := net.SplitHostPort(w.hidden)
+	must(t, err)
 	alice := filepath.Join(w.dir, "alice")
 	convert("puttygen", alice, "-O", "private", "-o", alice+".ppk")
 	convert("dropbearconvert", "openssh", "dropbear", alice, alice+".dropbear")
@@ -134,8 +136,9 @@ func TestSSHServesNames(t *testing.T) {
 		append([]string{"autossh", "-M", "0"}, w.ssh("-N", "-o", "ExitOnForwardFailure=yes", "-R", forward, w.host)...),
 		{"dbclient", "-y", "-y", "-N", "-i", alice + ".dropbear", "-p", w.port, "-R", forward, "anybody@" + w.host},
 		{"plink", "-batch", "-N", "-i", alice + ".ppk", "-hostkey", w.hostKey, "-P", w.port, "-R", forward, "anybody@" + w.host},
+		{"/usr/bin/python3", "testdata/reverse_ssh.py", w.host, w.port, alice, w.hostKey, svc, host, port}, // paramiko
 	} {
-		t.Run(args[0], func(t *testing.T) {
+		t.Run(filepath.Base(args[0]), func(t *testing.T) {
 			p := start(t, args[0], args[1:]...)
 			w.serves(t, p)
 			p.signal(15)
@@ -226,5 +229,40 @@ Host *
 	out, errs, code := command(t, "ssh", "-F", config, "shell.edge.example.test", "true")
 	if out != "through the gateway\n" || code != 0 {
 		t.Errorf("-J: exit code %d, got %q, %s", code, out, errs)
+	}
+}
+
+// Local ports and SOCKS of OpenSSH lead to services, with a certificate from end to end.
+func TestSSHForwardsLocally(t *testing.T) {
+	w := newSSHWorld(t)
+	served := start(t, "ssh", w.ssh("-N", "-R", svc+":443:"+w.hidden, w.host)...)
+	w.registered(t, served, svc)
+	local, socks := "127.0.0.1:"+freePort(t), "127.0.0.1:"+freePort(t)
+	p := start(t, "ssh", w.ssh("-N", "-L", local+":"+svc+":443", "-D", socks, w.host)...)
+	p.listens(t, local)
+	p.listens(t, socks)
+	for _, by := range [][]string{{"--connect-to", svc + ":443:" + local}, {"--proxy", "socks5h://" + socks}} {
+		out, errs, code := command(t, "curl", append([]string{"-sS", "--cacert", w.ca, "--cert", w.cert, "--key", w.key, "https://" + svc + "/"}, by...)...)
+		if code != 0 || !strings.HasPrefix(out, "you are "+clientID) {
+			t.Errorf("curl %s: exit code %d, got %q, %s", by[0], code, out, errs)
+		}
+	}
+	out, errs, code := command(t, "curl", "-sS", "--proxy", "socks5h://"+socks, "https://nobody.example.test/")
+	if code == 0 {
+		t.Errorf("a name that is none: got %q, %s", out, errs)
+	}
+}
+
+// ssh-audit finds no algorithm that is known to be weak.
+func TestSSHAudit(t *testing.T) {
+	w := newSSHWorld(t)
+	out, errs, code := command(t, "ssh-audit", "--batch", "--no-colors", "-p", w.port, w.host)
+	if !strings.Contains(out, "curve25519-sha256") || !strings.Contains(out, "chacha20-poly1305@openssh.com") {
+		t.Fatalf("ssh-audit: exit code %d, %s%s", code, out, errs)
+	}
+	for line := range strings.Lines(out) {
+		if strings.Contains(line, "[fail]") || strings.Contains(line, "[warn]") && !strings.Contains(line, "unknown algorithm") {
+			t.Errorf("ssh-audit: %s", line)
+		}
 	}
 }

@@ -59,7 +59,12 @@ func newHomeSite(t *testing.T) *homeSite {
 
 // startRouter runs miniupnpd, with more of its configuration.
 func (h *homeSite) startRouter(more string) (stop func()) {
-	s := h.home
+	h.home.t.Helper()
+	return h.home.miniupnpd(h.router, h.wan, more)
+}
+
+// miniupnpd runs miniupnpd at a router, whose outer interface is wan.
+func (s *site) miniupnpd(router *netns.NS, wan, more string) (stop func()) {
 	s.t.Helper()
 	config := filepath.Join(s.dir, "miniupnpd.conf")
 	if err := os.WriteFile(config, []byte(fmt.Sprintf(`ext_ifname=%s
@@ -74,34 +79,12 @@ upnp_nat_table_name=nat
 upnp_forward_chain=miniupnpd
 upnp_nat_chain=prerouting_miniupnpd
 upnp_nat_postrouting_chain=postrouting_miniupnpd
-allow 1-65535 192.168.1.0/24 1-65535
-%s`, h.wan, more)), 0o600); err != nil {
+%sallow 1-65535 192.168.1.0/24 1-65535
+`, wan, more)), 0o600); err != nil {
 		s.t.Fatal(err)
 	}
-	log, err := os.OpenFile(s.logFile("miniupnpd"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	defer log.Close()
-	cmd := h.router.Command(context.Background(), "miniupnpd", "-d", "-4", "-f", config, "-P", filepath.Join(s.dir, "miniupnpd.pid"))
-	cmd.Stdout, cmd.Stderr = log, log
-	if err := cmd.Start(); err != nil {
-		s.t.Fatal(err)
-	}
-	ended := make(chan error, 1)
-	go func() { ended <- cmd.Wait() }()
-	running := true
-	stop = func() {
-		if !running {
-			return
-		}
-		running = false
-		_ = cmd.Process.Signal(syscall.SIGTERM)
-		<-ended
-		report(s.t, "miniupnpd", s.logged("miniupnpd"))
-	}
-	s.t.Cleanup(stop)
-	return stop
+	end := s.background("miniupnpd", router.Command(context.Background(), "miniupnpd", "-d", "-4", "-f", config, "-P", filepath.Join(s.dir, "miniupnpd.pid")))
+	return func() { end(syscall.SIGTERM) }
 }
 
 // nat returns what culvert nat shows at the site.
@@ -141,7 +124,7 @@ func (h *homeSite) reached(d time.Duration) {
 // join starts both gateways and has the home site join the other one.
 func (h *homeSite) join(protocols string) {
 	h.home.t.Helper()
-	h.home.extra = "nat: {ports: [\"192.168.1.10:443\"], protocols: [" + protocols + "]}\n"
+	h.home.extra += "nat: {ports: [\"192.168.1.10:443\"], protocols: [" + protocols + "]}\n"
 	h.cloud.start(sees("home", "orders.cloud.example"))
 	h.home.start(sees("cloud", "orders.home.example"))
 	h.home.join(h.cloud)

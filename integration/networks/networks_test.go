@@ -134,13 +134,23 @@ func (s *site) run(ns *netns.NS, name, sub, content string) (stop func(os.Signal
 		s.t.Fatal(err)
 	}
 	// Not ended by the context of the test, which is over before Cleanup.
-	cmd := ns.Command(context.Background(), culvert, sub, "--config", config, "--admin", "unix:"+s.socket(name))
+	stop = s.background(name, ns.Command(context.Background(), culvert, sub, "--config", config, "--admin", "unix:"+s.socket(name)))
+	testnet.Eventually(s.t, patience, func() bool {
+		return exec.Command(culvert, "registry", "ls", "--admin", "unix:"+s.socket(name)).Run() == nil
+	}, "%s is there", name)
+	return stop
+}
+
+// background starts a program, and keeps all that it says in the log of a name. The returned
+// function ends it, as the end of the test does.
+func (s *site) background(name string, cmd *exec.Cmd) (stop func(os.Signal)) {
+	s.t.Helper()
 	log, err := os.OpenFile(s.logFile(name), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {
 		s.t.Fatal(err)
 	}
 	defer log.Close()
-	cmd.Stderr = log
+	cmd.Stdout, cmd.Stderr = log, log
 	if err := cmd.Start(); err != nil {
 		s.t.Fatal(err)
 	}
@@ -157,9 +167,6 @@ func (s *site) run(ns *netns.NS, name, sub, content string) (stop func(os.Signal
 		report(s.t, name, s.logged(name))
 	}
 	s.t.Cleanup(func() { stop(syscall.SIGKILL) })
-	testnet.Eventually(s.t, patience, func() bool {
-		return exec.Command(culvert, "registry", "ls", "--admin", "unix:"+s.socket(name)).Run() == nil
-	}, "%s is there", name)
 	return stop
 }
 

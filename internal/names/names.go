@@ -69,8 +69,28 @@ var version = []string{"1.0.0"}
 // unknown.
 func (t *Table) Answer(q dns.Question, a *dns.Answer) {
 	t.answer(q, a)
+	t.hostKeys(q, a)
 	if t.partial && (a.Status == dns.Absent || a.Status == dns.Above) {
 		a.Status = dns.Unknown
+	}
+}
+
+// hostKeys adds by which keys a gateway is known that is called as q asks.
+func (t *Table) hostKeys(q dns.Question, a *dns.Answer) {
+	name, err := tunnel.ParseName(q.Name)
+	if err != nil {
+		return
+	}
+	keys := t.table.HostKeys(name)
+	switch {
+	case len(keys) == 0:
+	case q.Type == dns.TypeSSHFP:
+		a.Status = dns.Exists
+		for _, k := range keys {
+			a.HostKeys = append(a.HostKeys, dns.HostKey{Algorithm: k.Algorithm, Hash: k.Hash, Digest: []byte(k.Digest)})
+		}
+	case a.Status == dns.Absent:
+		a.Status = dns.Above // its addresses are where it is known otherwise
 	}
 }
 

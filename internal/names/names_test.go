@@ -69,6 +69,13 @@ func source(t *testing.T) *Source {
 				Endpoints: []registry.Endpoint{hosted("10.2.8.3:443", "theirs-0")}},
 		},
 	}
+	ssh := &registry.SSHSettings{
+		Names:        []tunnel.Name{tunnel.MustParseName("gw.example.com"), tunnel.MustParseName("web.example.com")},
+		Fingerprints: []registry.SSHFingerprint{{Algorithm: 4, Hash: 1, Digest: "one"}, {Algorithm: 4, Hash: 2, Digest: "two"}},
+	}
+	for i, name := range []string{":443", ":444"} { // two ports with one key
+		s.Listeners = append(s.Listeners, &registry.Listener{Name: name, Port: uint16(443 + i), Protocol: registry.Streams, Settings: &registry.ListenerSettings{Protocols: []string{"ssh"}, SSH: ssh}})
+	}
 	reg := &registry.Registry{Mesh: registry.Mesh{Network: "east"}}
 	table, err := reg.Mesh.Merge(s)
 	if err != nil {
@@ -100,6 +107,9 @@ func said(a *dns.Answer) string {
 	}
 	all = append(all, a.Hosts...)
 	all = append(all, a.Texts...)
+	for _, k := range a.HostKeys {
+		add("%d %d %x", k.Algorithm, k.Hash, k.Digest)
+	}
 	return [...]string{"absent", "above", "exists", "unknown"}[a.Status] + " " + strings.Join(all, ", ")
 }
 
@@ -157,6 +167,12 @@ func TestAnswer(t *testing.T) {
 		{"db.example.com", dns.TypeHTTPS, "east", "exists "},
 		{"_5432._https.db.example.com", dns.TypeHTTPS, "east", `exists 1 "db.example.com" alpn=[] port=15443 hints=[198.51.100.1]`},
 		{"_444._https.db.example.com", dns.TypeHTTPS, "east", "absent "},
+
+		{"gw.example.com", dns.TypeSSHFP, "west", "exists 4 1 6f6e65, 4 2 74776f"},
+		{"gw.example.com", dns.TypeA, "west", "above "}, // which another server has
+		{"x.gw.example.com", dns.TypeSSHFP, "west", "absent "},
+		{"web.example.com", dns.TypeSSHFP, "", "exists 4 1 6f6e65, 4 2 74776f"},
+		{"db.example.com", dns.TypeSSHFP, "east", "exists "},
 
 		{"dns-version.clusterset.local", dns.TypeTXT, "", "exists 1.0.0"},
 		{"1.5.2.10.in-addr.arpa", dns.TypePTR, "west", "exists db-0.db.example.com"},

@@ -37,6 +37,7 @@ var formats = map[string]format{
 	"issuer":           formatOf(parseIssuer),
 	"keyPattern":       formatOf(patternOf(1, `write "example.com/*" or "example.com/team"`, "DOMAIN/NAME")),
 	"label":            formatOf(parseLabel),
+	"gatewayName":      formatOf(parseGatewayName),
 	"listenerAddress":  formatOf(parseListenerAddress),
 	"localListener":    formatOf(parseLocalListener),
 	"localUser":        formatOf(parseLocalUser),

@@ -8,15 +8,18 @@ import (
 
 	"culvert.dev/identity/sshkeys"
 	"culvert.dev/registry"
+	"culvert.dev/tunnel"
 )
 
 // An SSH says who is let in by SSH at a listener, and with which host key it is served.
 type SSH struct {
-	HostKeyFile        string      `yaml:"hostKeyFile,required"`
-	AuthorizedKeysFile string      `yaml:"authorizedKeysFile"`
-	UserCAs            []SSHUserCA `yaml:"userCAs" what:"a CA" empty:"leave the key out where no CA names users"`
+	HostKeyFile        string        `yaml:"hostKeyFile,required"`
+	AuthorizedKeysFile string        `yaml:"authorizedKeysFile"`
+	UserCAs            []SSHUserCA   `yaml:"userCAs" what:"a CA" empty:"leave the key out where no CA names users"`
+	Names              []tunnel.Name `yaml:"names" what:"a name" as:"gatewayName" unique:"name" empty:"leave the key out, and DNS publishes no host key"`
 
 	HostKey, AuthorizedKeys registry.Secret // what the files have
+	fingerprints            []registry.SSHFingerprint
 }
 
 // An SSHUserCA is a CA of users' certificates.
@@ -41,6 +44,15 @@ func (c *SSHUserCA) check(d *decoder, at mapping) {
 	}
 }
 
+// parseGatewayName parses a name by which clients connect to the gateway.
+func parseGatewayName(_, s string) (tunnel.Name, *complaint) {
+	name, c := parseName(s)
+	if c != nil {
+		return tunnel.Name{}, complain(c.hint, "name %q: %s", clip(s), c.msg)
+	}
+	return name, nil
+}
+
 // checkSSH finds settings of SSH that do not go with the protocols of a listener.
 func (d *decoder) checkSSH(l *Listener, at mapping) {
 	spoken := slices.Contains(l.Protocols, "ssh")
@@ -57,7 +69,7 @@ func (s *SSH) forTable() *registry.SSHSettings {
 	if s == nil {
 		return nil
 	}
-	out := &registry.SSHSettings{HostKey: s.HostKey, AuthorizedKeys: s.AuthorizedKeys}
+	out := &registry.SSHSettings{HostKey: s.HostKey, AuthorizedKeys: s.AuthorizedKeys, Names: s.Names, Fingerprints: s.fingerprints}
 	for _, ca := range s.UserCAs {
 		out.UserCAs = append(out.UserCAs, registry.SSHUserCA{Keys: ca.Keys, ID: ca.ID})
 	}
@@ -94,8 +106,12 @@ func (d *decoder) readSSHFiles(path string) (all [][]byte) {
 		n := at.value("hostKeyFile")
 		if text, ok := get(n, s.HostKeyFile, "make one with: ssh-keygen -t ed25519 -N '' -f "+clip(s.HostKeyFile)); ok {
 			s.HostKey = registry.Secret(text)
-			if _, err := sshkeys.ParseHostKey([]byte(text)); err != nil {
+			if key, err := sshkeys.ParseHostKey([]byte(text)); err != nil {
 				d.errorf(n, "make one with: ssh-keygen -t ed25519 -N '' -f FILE", "%v", err)
+			} else {
+				for _, f := range sshkeys.Fingerprints(key.PublicKey()) {
+					s.fingerprints = append(s.fingerprints, registry.SSHFingerprint(f))
+				}
 			}
 			d.warnFile(n, d.cfg.files[len(d.cfg.files)-1])
 		}

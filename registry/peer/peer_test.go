@@ -903,3 +903,53 @@ func TestPeersAreToldOfOtherGateways(t *testing.T) {
 	await("gw.west.example:443")
 	east.awaitNames(t, "peer/west", "a.west.example")
 }
+
+// While a peer has no gateway that others could dial, a connector may serve what it offers, as
+// far as policies let it.
+func TestConnectorsServeWhatNobodyCanDial(t *testing.T) {
+	east, west := newSite(t, "east"), newSite(t, "west")
+	west.set(t, service("a.west.example"), service("b.west.example"), seen([]string{"a.west.example", "b.west.example"}, "east.example"))
+	var own atomic.Pointer[[]Gateway]
+	own.Store(&[]Gateway{})
+	west.peers.Gateways = func() []Gateway { return *own.Load() }
+	l := &link{to: east, as: "spiffe://west.example/gw/1"} // west is behind a NAT
+	west.peers.NewTransport = func(*registry.Service, *registry.Endpoint, *registry.Gateway) (tunnel.Transport, error) {
+		return l, nil
+	}
+	if err := errors.Join(west.peers.Configure([]Config{configOf("east", true)}), east.peers.Configure([]Config{configOf("west", false)})); err != nil {
+		t.Fatal(err)
+	}
+	start(t, east, west)
+	served := func(want ...string) {
+		t.Helper()
+		east.await(t, fmt.Sprintf("endpoints %q", want), func() bool {
+			var got []string
+			for _, svc := range east.known["peer/west"].Services {
+				for _, ep := range svc.Endpoints {
+					got = append(got, ep.Group+ep.Host)
+				}
+			}
+			return slices.Equal(got, want)
+		})
+	}
+	served("peer/west/a.west.example", "peer/west/b.west.example")
+	table, err := registry.Merge(east.known["peer/west"], snapshotOf(&policy.Policy{
+		Name: "west", Verb: policy.Register, Action: policy.Allow, Targets: policy.Targets{Services: []string{"a.west.example"}},
+		Rules: []policy.Rule{{Sources: &[]policy.Source{{SPIFFE: []string{"spiffe://west.example/gw/*"}}}}},
+	}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	east.table.Swap(table)
+	connector := &tunnel.Request{Peer: tunnel.Peer{ID: "spiffe://west.example/gw/1", Method: "mtls"}}
+	groups, listed, err := east.table.MayRegister(connector, patterns("a.west.example")[0], 443)
+	if err != nil || !listed || !slices.Equal(groups, []string{"peer/west/a.west.example"}) {
+		t.Errorf("its connector may serve %q: %v, %v", groups, listed, err)
+	}
+	if _, _, err := east.table.MayRegister(connector, patterns("b.west.example")[0], 443); err == nil {
+		t.Error("its connector serves what no policy gives it")
+	}
+	own.Store(&[]Gateway{{Address: "203.0.113.7:443", Transports: []string{"connect-h2"}}})
+	west.peers.Moved()
+	served("a.west.example", "b.west.example")
+}

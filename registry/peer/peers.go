@@ -387,8 +387,8 @@ func (p *peer) follow(ctx context.Context, words chan<- word) {
 }
 
 // withGateways returns s with the configured gateways where the peer has named none. They
-// are not saved: the configuration has them. Services that can't be reached have no
-// endpoints then.
+// are not saved: the configuration has them. Where there are none either, only a connector of
+// the peer can serve its services: each has a group for it, of which policies decide.
 func (p *peer) withGateways(s registry.Snapshot) registry.Snapshot {
 	if len(s.Networks) != 1 {
 		return s
@@ -405,7 +405,7 @@ func (p *peer) withGateways(s registry.Snapshot) registry.Snapshot {
 			out.Services = make([]*registry.Service, len(s.Services))
 			for i := range s.Services {
 				one := *s.Services[i]
-				one.Endpoints = nil
+				one.Endpoints = []registry.Endpoint{{Group: n.Name + "/" + one.Names[0].String()}}
 				out.Services[i] = &one
 			}
 		}

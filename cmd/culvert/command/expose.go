@@ -32,6 +32,7 @@ type exposeOptions struct {
 	ca         string
 	token      string
 	serverName string
+	gatewayIDs []string
 	protocol   string
 	state      string
 	logLevel   string
@@ -83,6 +84,7 @@ exposes names all the time, use "culvert gateway" with a file.`,
 	f.StringVar(&o.ca, "ca", "", "file with CA certificates for the gateways, PEM (default: the system's)")
 	f.StringVar(&o.token, "token-file", "", "file with a bearer token for the gateways")
 	f.StringVar(&o.serverName, "server-name", "", "name in the gateways' certificates (default: the host of --via)")
+	f.StringArrayVar(&o.gatewayIDs, "gateway-id", nil, "SPIFFE `ID` that the gateways' certificates may have, in place of a name; repeatable")
 	f.StringVar(&o.protocol, "protocol", "", "how to ask the gateways: "+oneOf(exposeProtocols)+" (default: connect, or what the token of culvert join says)")
 	f.StringVar(&o.state, "state", "", "`FOLDER` in which this device has joined (default: "+stateFolderHelp+")")
 	f.StringVar(&o.logLevel, "log-level", "", "also log to standard error: debug, info, warn or error (default: no log)")
@@ -91,7 +93,7 @@ exposes names all the time, use "culvert gateway" with a file.`,
 	}
 	_ = cmd.MarkFlagFilename("token-file")
 	_ = cmd.MarkFlagDirname("state")
-	for _, name := range []string{"to", "via", "allow", "server-name"} {
+	for _, name := range []string{"to", "via", "allow", "server-name", "gateway-id"} {
 		_ = cmd.RegisterFlagCompletionFunc(name, cobra.NoFileCompletions)
 	}
 	_ = cmd.RegisterFlagCompletionFunc("protocol", cobra.FixedCompletions(exposeProtocols, cobra.ShellCompDirectiveNoFileComp))
@@ -115,6 +117,9 @@ func (o *exposeOptions) check() error {
 		return usageError("give --cert, too", "--key needs --cert")
 	case o.cert == "" && o.token == "":
 		return usageError("give --cert and --key, or --token-file, or run culvert join with a token first", "a name has an owner, whom the gateway has to know")
+	}
+	if o.protocol == "hbone" && o.serverName != "" {
+		return usageError("use --gateway-id", "--server-name has no effect: clients of hbone send no name")
 	}
 	if name, _ := o.split(); name != "" {
 		if _, err := tunnel.ParsePattern(name); err != nil {
@@ -192,6 +197,9 @@ func (o *exposeOptions) load() (*file.Config, error) {
 	}
 	if o.serverName != "" {
 		reverse["serverName"] = o.serverName
+	}
+	if len(o.gatewayIDs) > 0 {
+		reverse["peers"] = o.gatewayIDs
 	}
 	config := map[string]any{"reverse": reverse}
 	if m := o.joined; m != nil {

@@ -209,7 +209,7 @@ func sessionHint(err error) (hint string, never bool) {
 	case errors.As(err, &unknown):
 		return "name the CA of the gateway's certificate with --ca FILE", true
 	case errors.As(err, &host):
-		return "name what the gateway's certificate has with --server-name NAME", true
+		return "name what the gateway's certificate has with --server-name NAME, or its SPIFFE ID with --gateway-id ID", true
 	case errors.As(err, &plain):
 		return "the gateway does not speak TLS there: is --via a listener with tls?", true
 	case errors.As(err, &op) && op.Op == "remote error" && strings.Contains(op.Err.Error(), "unrecognized name"):

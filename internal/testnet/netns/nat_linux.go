@@ -26,7 +26,7 @@ table inet nat {
 	chain postrouting {
 		type nat hook postrouting priority 100;
 		jump postrouting_miniupnpd
-		oifname "%[1]s" masquerade
+		oifname "%[1]s" %[2]s
 	}
 	chain prerouting_miniupnpd {}
 	chain postrouting_miniupnpd {}
@@ -34,8 +34,19 @@ table inet nat {
 
 // Masquerade makes ns a router with a port-restricted NAT on the interface that leads outside.
 // The tables are as miniupnpd expects them. Called again, it forgets all mappings.
-func (ns *NS) Masquerade(t testing.TB, outside string) {
+func (ns *NS) Masquerade(t testing.TB, outside string) { ns.router(t, outside, "masquerade") }
+
+// MasqueradeRandomly is Masquerade with another random port for each connection, a symmetric
+// NAT.
+func (ns *NS) MasqueradeRandomly(t testing.TB, outside string) {
+	ns.router(t, outside, "masquerade fully-random")
+}
+
+// Firewall is Masquerade without NAT: nothing comes in by itself.
+func (ns *NS) Firewall(t testing.TB, outside string) { ns.router(t, outside, "accept") }
+
+func (ns *NS) router(t testing.TB, outside, statement string) {
 	t.Helper()
 	run(t, "ip", "netns", "exec", ns.Name, "sysctl", "-q", "-w", "net.ipv4.ip_forward=1")
-	ns.nft(t, fmt.Sprintf(natRules, outside))
+	ns.nft(t, fmt.Sprintf(natRules, outside, statement))
 }
