@@ -13,7 +13,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"culvert.dev/policy"
 	"culvert.dev/registry"
 	"culvert.dev/tunnel"
 )
@@ -78,6 +77,11 @@ type Groups struct {
 	// NamesPerOwner is how many names one owner may have; 0 means DefaultNamesPerOwner.
 	NamesPerOwner int
 
+	// PassedOn reports whether another replica of this gateway has passed req on: it goes to
+	// sessions of this one and no further. Nil means that there are no others. It is
+	// Replicas.PassedOn.
+	PassedOn func(req *tunnel.Request) bool
+
 	// Log receives who joins and leaves. Nil discards it.
 	Log *slog.Logger
 
@@ -92,6 +96,8 @@ type Groups struct {
 	groups map[string][]*Membership
 	owned  map[string]int // names by owner
 	swept  time.Time
+	remote map[string][]*remoteMember // sessions of other replicas, by group
+	news   chan struct{}              // closed with the next change that other replicas are told of; nil for nobody to tell
 }
 
 // A heldName is a name that belongs to an owner.
@@ -103,11 +109,15 @@ type heldName struct {
 	allow   []string
 	ports   []uint16
 	members int
-	until   time.Time // when it is free again; counts while there are no members
+	remotes []*remoteName // the same name at other replicas that have sessions for it
+	since   int64         // when the owner got it, in milliseconds of Unix time: of two owners the first one keeps it
+	until   time.Time     // when it is free again; counts while there are no members and no remotes
 }
 
 // heldAt reports whether the name is its owner's at a time.
-func (h *heldName) heldAt(now time.Time) bool { return h.members > 0 || now.Before(h.until) }
+func (h *heldName) heldAt(now time.Time) bool {
+	return h.members > 0 || len(h.remotes) > 0 || now.Before(h.until)
+}
 
 // A Membership is one name that one session serves, until Leave.
 type Membership struct {
@@ -212,39 +222,6 @@ func (r *Registration) check() error {
 	return nil
 }
 
-// listedGroup returns which of the groups of a service r is for.
-func listedGroup(r *Registration, groups []string) (string, error) {
-	switch {
-	case len(r.Allow) > 0:
-		return "", tunnel.Refusef(tunnel.Denied, "reverse: %q is a service of the gateway's configuration, whose policies say who may connect: leave allow out", r.Name)
-	case r.Group == "" && len(groups) == 1:
-		return groups[0], nil
-	case !slices.Contains(groups, r.Group):
-		return "", tunnel.Refusef(tunnel.Denied, "reverse: %q: the service has no endpoint with group %q, it has %q", r.Name, r.Group, groups)
-	}
-	return r.Group, nil
-}
-
-// liveGroup is the group of a name that no service of the table has. No group that is
-// written in a configuration begins like this.
-func liveGroup(name tunnel.Pattern) string { return "@" + name.String() }
-
-// policies returns what Allow says.
-func (r *Registration) policies(owner string) []*policy.Policy {
-	if len(r.Allow) == 0 {
-		return nil
-	}
-	var sources []policy.Source
-	for _, id := range r.Allow {
-		if strings.HasPrefix(id, "spiffe://") {
-			sources = append(sources, policy.Source{SPIFFE: []string{id}})
-		} else {
-			sources = append(sources, policy.Source{Users: []string{id}})
-		}
-	}
-	return []*policy.Policy{{Name: "allow of " + r.Name.String(), Origin: "reverse session of " + owner, Rules: []policy.Rule{{Sources: &sources}}}}
-}
-
 // add puts m on the list, if its name is nobody else's.
 func (g *Groups) add(m *Membership, listed bool) error {
 	now := m.Since
@@ -275,7 +252,8 @@ func (g *Groups) add(m *Membership, listed bool) error {
 		g.tellChange()
 	}
 	g.groups[m.group] = append(slices.Clip(g.groups[m.group]), m)
-	g.setLive(h, m, listed)
+	g.setLive(h, &m.Registration, m.group, listed)
+	g.announce()
 	return nil
 }
 
@@ -287,7 +265,7 @@ func (g *Groups) hold(name tunnel.Pattern, owner string) *heldName {
 	if g.groups == nil {
 		g.groups = map[string][]*Membership{}
 	}
-	h := &heldName{name: name, owner: owner}
+	h := &heldName{name: name, owner: owner, since: time.Now().UnixMilli()}
 	g.names[name] = h
 	g.owned[owner]++
 	g.used.Store(true)
@@ -298,36 +276,6 @@ func (g *Groups) namesPerOwner() int { return cmp.Or(g.NamesPerOwner, DefaultNam
 
 // errTaken is part of the error for a name that another owner has.
 var errTaken = errors.New("belongs to another owner")
-
-// setLive sets the service of h to what its sessions serve once m has joined. The caller
-// holds mu.
-func (g *Groups) setLive(h *heldName, m *Membership, listed bool) {
-	if h.listed = listed; listed {
-		h.live, h.ports, h.allow = nil, nil, nil
-		return
-	}
-	var ports []uint16
-	for _, o := range g.groups[m.group] {
-		if o.Port == 0 {
-			ports = nil
-			break
-		}
-		ports = append(ports, o.Port)
-	}
-	slices.Sort(ports)
-	ports = slices.Compact(ports)
-	if h.live != nil && slices.Equal(ports, h.ports) && slices.Equal(m.Allow, h.allow) {
-		return
-	}
-	h.ports, h.allow = ports, slices.Clone(m.Allow)
-	h.live = &registry.LiveService{
-		Service: registry.Service{
-			Name: m.Name.String(), Names: []tunnel.Pattern{m.Name}, Ports: ports, Exposed: true,
-			Endpoints: []registry.Endpoint{{Group: m.group}}, Origin: "a reverse session of " + m.Owner,
-		},
-		Policies: m.policies(m.Owner),
-	}
-}
 
 // conflicting returns a name of another owner that m's is, has below it, or is below. The
 // caller holds mu.
@@ -374,7 +322,14 @@ func (g *Groups) free(name tunnel.Pattern, h *heldName) {
 }
 
 // Drain has m serve new requests only where no other session of its group does.
-func (m *Membership) Drain() { m.draining.Store(true) }
+func (m *Membership) Drain() {
+	if m.draining.Swap(true) {
+		return
+	}
+	m.groups.mu.Lock()
+	defer m.groups.mu.Unlock()
+	m.groups.announce()
+}
 
 // Leave ends m. Streams that stand are the Session's to end. Calls after the first do
 // nothing.
@@ -385,6 +340,13 @@ func (m *Membership) Leave() {
 		g.mu.Unlock()
 		return
 	}
+	g.leave(m)
+	g.mu.Unlock()
+	g.log().Debug("name left", "name", m.Name.String(), "port", m.Port, "group", m.Group, "owner", m.Owner, "lasted", time.Since(m.Since))
+}
+
+// leave is Leave of an m that has not left. The caller holds mu.
+func (g *Groups) leave(m *Membership) {
 	m.left = true
 	g.groups[m.group] = slices.DeleteFunc(slices.Clone(g.groups[m.group]), func(o *Membership) bool { return o == m })
 	if len(g.groups[m.group]) == 0 {
@@ -396,8 +358,7 @@ func (m *Membership) Leave() {
 			g.tellChange()
 		}
 	}
-	g.mu.Unlock()
-	g.log().Debug("name left", "name", m.Name.String(), "port", m.Port, "group", m.Group, "owner", m.Owner, "lasted", time.Since(m.Since))
+	g.announce()
 }
 
 // hasLeft reports whether m has ended.
@@ -415,14 +376,23 @@ func (g *Groups) Service(name tunnel.Name) *registry.LiveService {
 	}
 	g.mu.RLock()
 	defer g.mu.RUnlock()
+	if h := g.held(name); h != nil && h.live != nil && h.heldAt(time.Now()) {
+		return h.live
+	}
+	return nil
+}
+
+// held returns the entry that a name has, or a wildcard above it; nil for none. The caller
+// holds mu for reading.
+func (g *Groups) held(name tunnel.Name) *heldName {
+	if name.IsZero() {
+		return nil
+	}
 	h := g.names[tunnel.Pattern{Suffix: name}]
 	for parent, ok := name.Parent(); h == nil && ok; parent, ok = parent.Parent() {
 		h = g.names[tunnel.Pattern{Suffix: parent, Wildcard: true}]
 	}
-	if h == nil || h.live == nil || !h.heldAt(time.Now()) {
-		return nil
-	}
-	return h.live
+	return h
 }
 
 // Transport returns the transport to the members of a group. It is for
@@ -433,8 +403,9 @@ func (g *Groups) Transport(group string) tunnel.Transport { return groupTranspor
 type Listed struct {
 	Name    tunnel.Pattern
 	Owner   string
-	Until   time.Time     // when it is free again; zero while there are Members
+	Until   time.Time     // when it is free again; zero while there are sessions
 	Members []*Membership // must not be changed
+	Remote  []ReplicaShare
 }
 
 // List returns the names that belong to somebody, sorted.
@@ -453,8 +424,8 @@ func (g *Groups) List() []Listed {
 		if !h.heldAt(now) {
 			continue
 		}
-		one := Listed{Name: name, Owner: h.owner, Members: byName[name]}
-		if h.members == 0 {
+		one := Listed{Name: name, Owner: h.owner, Members: byName[name], Remote: h.shares()}
+		if h.members == 0 && len(h.remotes) == 0 {
 			one.Until = h.until
 		}
 		slices.SortFunc(one.Members, func(a, b *Membership) int {

@@ -52,7 +52,8 @@ type keptFile struct {
 type keptName struct {
 	Name  tunnel.Pattern `json:"name"`
 	Owner string         `json:"owner"`
-	Left  int            `json:"left"` // seconds for which it was kept when the file was written
+	Left  int            `json:"left"`            // seconds for which it was kept when the file was written
+	Since int64          `json:"since,omitempty"` // milliseconds of Unix time since when the owner has had it
 }
 
 // Use has the names kept in the file at path, "" for none, which it locks for this process.
@@ -191,11 +192,11 @@ func (g *Groups) kept() []keptName {
 	list := make([]keptName, 0, len(g.names))
 	for name, h := range g.names {
 		left := g.holdFor()
-		if h.members == 0 {
+		if h.members == 0 && len(h.remotes) == 0 {
 			left = h.until.Sub(now)
 		}
 		if left > 0 && len(h.owner) <= maxOwner {
-			list = append(list, keptName{Name: name, Owner: h.owner, Left: int((left + time.Second - 1) / time.Second)})
+			list = append(list, keptName{Name: name, Owner: h.owner, Left: int((left + time.Second - 1) / time.Second), Since: h.since})
 		}
 	}
 	slices.SortFunc(list, func(a, b keptName) int { return b.Left - a.Left })
@@ -221,7 +222,10 @@ func (g *Groups) restore(list []keptName) {
 		if k.Left < int(left/time.Second) {
 			left = time.Duration(k.Left) * time.Second
 		}
-		g.hold(k.Name, k.Owner).until = now.Add(left)
+		h := g.hold(k.Name, k.Owner)
+		if h.until = now.Add(left); k.Since > 0 {
+			h.since = min(h.since, k.Since)
+		}
 	}
 }
 

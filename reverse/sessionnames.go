@@ -20,6 +20,12 @@ type memberKey struct {
 // Groups.Authorize decides by. Connectors are told of each that they lose or get.
 func (s *Server) Recheck() {
 	s.Groups.Recheck()
+	s.recheck()
+}
+
+// recheck registers the names again that sessions have lost or did not get, and tells their
+// connectors of changes.
+func (s *Server) recheck() {
 	all, attached := s.open()
 	for _, x := range all {
 		x.recheck()

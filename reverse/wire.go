@@ -83,12 +83,15 @@ var errTooLarge = tunnel.Refusef(tunnel.TooLarge, "reverse: a line of more than 
 
 // readJSON reads one line into v. An error that the line itself is the reason of is an
 // *tunnel.Error.
-func readJSON(r *bufio.Reader, v any) error {
+func readJSON(r *bufio.Reader, v any) error { return readLine(r, v, maxLine) }
+
+// readLine is readJSON of a line of at most limit bytes.
+func readLine(r *bufio.Reader, v any, limit int) error {
 	var line []byte
 	for {
 		part, err := r.ReadSlice('\n')
-		if len(line)+len(part) > maxLine {
-			return errTooLarge
+		if len(line)+len(part) > limit {
+			return tunnel.Refusef(tunnel.TooLarge, "reverse: a line of more than %d bytes", limit)
 		}
 		line = append(line, part...)
 		switch {

@@ -104,6 +104,9 @@ type Config struct {
 	// nil means that there are none. With it a gateway may have no listener.
 	Reverse *Reverse
 
+	// Replicas are the other replicas of this gateway; nil means that it knows of none.
+	Replicas *Replicas
+
 	// Kubernetes returns what is known of that, for /status: anything that goes
 	// into JSON. Nil means that there is none.
 	Kubernetes func() any

@@ -251,6 +251,8 @@ type ReverseStatus struct {
 	Sessions int                    `json:"sessions"`     // of connectors, to this gateway
 	Names    int                    `json:"names"`        // that connectors have registered, or that are kept for them
 	To       []reverse.SessionState `json:"to,omitempty"` // that this gateway keeps as a connector
+
+	Replicas []reverse.ReplicaStatus `json:"replicas,omitempty"` // of this gateway, by address
 }
 
 // ReverseSessions returns what there is to say about each session that Config.Reverse asks
@@ -269,8 +271,8 @@ func (g *Gateway) Carried() (in, out int64) {
 
 // reverseStatus returns nil where there is nothing to say.
 func (g *Gateway) reverseStatus() *ReverseStatus {
-	s := &ReverseStatus{Sessions: len(g.sessions.Sessions()), Names: len(g.groups.List()), To: g.connector.state()}
-	if s.Sessions == 0 && s.Names == 0 && len(s.To) == 0 {
+	s := &ReverseStatus{Sessions: len(g.sessions.Sessions()), Names: len(g.groups.List()), To: g.connector.state(), Replicas: g.replicas.Status()}
+	if s.Sessions == 0 && s.Names == 0 && len(s.To) == 0 && len(s.Replicas) == 0 {
 		return nil
 	}
 	return s
@@ -278,6 +280,7 @@ func (g *Gateway) reverseStatus() *ReverseStatus {
 
 // Connectors is what the admin port answers about connectors.
 type Connectors struct {
+	Replica  string             `json:"replica"`  // what this process calls itself to connectors and to other replicas
 	Sessions []ConnectorSession `json:"sessions"` // the oldest first
 	Names    []ConnectorName    `json:"names"`    // sorted
 }
@@ -303,13 +306,22 @@ type ConnectorSession struct {
 type ConnectorName struct {
 	Name     string    `json:"name"`
 	Owner    string    `json:"owner"`
-	Sessions int       `json:"sessions"`
+	Sessions int       `json:"sessions"`       // to this replica
 	Until    time.Time `json:"until,omitzero"` // when it is free for others, where there is no session
+
+	Replicas []ConnectorReplica `json:"replicas,omitempty"` // others that have sessions for the name
+}
+
+// A ConnectorReplica is another replica that has sessions for a name.
+type ConnectorReplica struct {
+	Replica  string `json:"replica"`
+	Address  string `json:"address"`
+	Sessions int    `json:"sessions"`
 }
 
 // Connectors returns the sessions of connectors to this gateway, and their names.
 func (g *Gateway) Connectors() Connectors {
-	list := Connectors{Sessions: []ConnectorSession{}, Names: []ConnectorName{}}
+	list := Connectors{Replica: g.sessions.Replica(), Sessions: []ConnectorSession{}, Names: []ConnectorName{}}
 	for _, s := range g.sessions.Sessions() {
 		one := ConnectorSession{
 			ID: s.ID, Owner: s.Owner, Connector: s.Connector, Source: s.Source.String(), Listener: s.Listener, Protocol: s.Proto, TLS: s.Secure,
@@ -321,7 +333,11 @@ func (g *Gateway) Connectors() Connectors {
 		list.Sessions = append(list.Sessions, one)
 	}
 	for _, n := range g.groups.List() {
-		list.Names = append(list.Names, ConnectorName{Name: n.Name.String(), Owner: n.Owner, Sessions: len(n.Members), Until: n.Until})
+		one := ConnectorName{Name: n.Name.String(), Owner: n.Owner, Sessions: len(n.Members), Until: n.Until}
+		for _, r := range n.Remote {
+			one.Replicas = append(one.Replicas, ConnectorReplica(r))
+		}
+		list.Names = append(list.Names, one)
 	}
 	return list
 }
@@ -331,6 +347,14 @@ func (g *Gateway) reverseGauges() {
 	m := g.metrics
 	m.Gauge("culvert_reverse_sessions", "Sessions of connectors to this gateway.", func() float64 { return float64(len(g.sessions.Sessions())) })
 	m.Gauge("culvert_reverse_names", "Names that connectors have registered, or that are kept for their owners.", func() float64 { return float64(len(g.groups.List())) })
+	m.Gauge("culvert_reverse_replicas_connected", "Other replicas of this gateway that tell it of their sessions.", func() (n float64) {
+		for _, s := range g.replicas.Status() {
+			if s.Connected {
+				n++
+			}
+		}
+		return n
+	})
 	m.Gauge("culvert_reverse_gateways", "Gateways that this one keeps reverse sessions to, as configured.", func() float64 { return float64(len(g.connector.state())) })
 	m.Gauge("culvert_reverse_gateways_connected", "Gateways that this one has a reverse session to.", func() (n float64) {
 		for _, s := range g.connector.state() {

@@ -35,6 +35,7 @@ func (g *Gateway) drain(ctx context.Context, now <-chan struct{}, interrupted bo
 	}()
 	g.log.Info("draining", "tunnels", g.relay.Open(), "delay", delay, "timeout", timeout, "hint", "a second signal ends it now")
 	g.sessions.Drain()
+	g.replicas.Drain()
 	g.connector.drain()
 	sleep(ctx, min(delay, timeout/2))
 
@@ -43,6 +44,7 @@ func (g *Gateway) drain(ctx context.Context, now <-chan struct{}, interrupted bo
 	defer stopWaiting()
 	g.datagrams.Drain()
 	g.peers.Drain()
+	g.replicas.End()
 	// A connection of many tunnels ends with the last of them, so what is
 	// aborted below is also what Shutdown waits for.
 	stopped := make(chan struct{})

@@ -63,29 +63,31 @@ var ErrInterrupted = errors.New("interrupted")
 
 // A Gateway serves from New to the end of Run.
 type Gateway struct {
-	cfg       Config
-	log       *slog.Logger
-	registry  *registry.Registry
-	names     *names.Source // of the registry: what DNS answers
-	checker   *checks.Checker
-	upstreams *upstream.Transports
-	router    *tunnel.Router
-	handler   *reservedNames // of all streams: before the router
-	peers     *peer.Peers
-	site      *join.Site // the peers that have joined
-	authority *enroll.Authority
-	groups    *reverse.Groups
-	sessions  *reverse.Server // of connectors
-	keeper    *reverse.Keeper // of groups
-	connector *connector      // of Config.Reverse
-	loops     *tunnel.Loops
-	relay     *tunnel.Relay
-	server    *tunnel.Server
-	metrics   *metrics.Metrics
-	access    *admin.AccessLog
-	refusals  admin.RefusalLog
-	listeners []tunnel.Listener
-	datagrams *udp.Server
+	cfg        Config
+	log        *slog.Logger
+	registry   *registry.Registry
+	names      *names.Source // of the registry: what DNS answers
+	checker    *checks.Checker
+	upstreams  *upstream.Transports
+	router     *tunnel.Router
+	handler    *reservedNames // of all streams: before the router
+	peers      *peer.Peers
+	site       *join.Site // the peers that have joined
+	authority  *enroll.Authority
+	groups     *reverse.Groups
+	sessions   *reverse.Server // of connectors
+	keeper     *reverse.Keeper // of groups
+	connector  *connector      // of Config.Reverse
+	loops      *tunnel.Loops
+	relay      *tunnel.Relay
+	server     *tunnel.Server
+	metrics    *metrics.Metrics
+	access     *admin.AccessLog
+	refusals   admin.RefusalLog
+	listeners  []tunnel.Listener
+	datagrams  *udp.Server
+	toReplicas *upstream.Transports // to other replicas
+	replicas   *reverse.Replicas
 
 	droppedDatagrams atomic.Uint64 // on the way to clients of CONNECT-UDP
 
@@ -193,6 +195,7 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 	g.handler = &reservedNames{router: g.router, arrived: g.nat.proofs.arrived, handlers: map[tunnel.Name]reservedName{
 		reverse.Name: {Handler: g.sessions}, dialBackName: {Handler: g.router},
 	}}
+	g.newReplicas(direct, budget)
 	if err := g.newPeers(); err != nil {
 		g.Close()
 		return nil, err
@@ -380,6 +383,7 @@ func (g *Gateway) Run(ctx context.Context, now <-chan struct{}) error {
 	}
 	run(func() error { return g.connector.run(work) })
 	run(func() error { return g.keeper.Run(work) })
+	run(func() error { return g.replicas.Run(work) })
 	g.inbound.serve = g.serveListener(run)
 	g.inbound.serveAll(work)
 	run(func() error { return g.inbound.run(work) })
@@ -400,6 +404,7 @@ func (g *Gateway) Run(ctx context.Context, now <-chan struct{}) error {
 	g.http3.close()
 	_ = g.datagrams.Close()
 	g.upstreams.Close()
+	g.toReplicas.Close()
 	_ = g.loops.Close()
 	stop()
 	wg.Wait()

@@ -7,7 +7,7 @@ import (
 
 // Reconfigure has the gateway use what of next may change while it serves: Limits, Memory,
 // DrainDelay, DrainTimeout, Via, Admin, AdminControl, DNS, NAT, UpstreamProxy, Issuers, Peers, Join, Enrollment, ServicePorts,
-// VIPs and Reverse. It
+// VIPs, Reverse and Replicas. It
 // ignores everything else. After an error nothing has changed.
 //
 // Where ServicePorts or VIPs come, a State that cannot be used is tried again, and no service
@@ -60,6 +60,7 @@ func (g *Gateway) Reconfigure(next Config) error {
 	g.settings.Store(&next)
 	g.useSite(&next)
 	g.connector.use(next.Reverse)
+	g.replicas.Use(next.Replicas.config())
 	g.adminPort.tableChanged()
 	g.dns.tableChanged()
 	g.ports.tableChanged()

@@ -12,6 +12,7 @@ type reservedNames struct {
 	router   *tunnel.Router
 	handlers map[tunnel.Name]reservedName // not changed once the gateway serves
 	arrived  func(tunnel.Name)            // told of each reserved name that is asked for; nil is not called
+	restore  func(*tunnel.Request)        // changes requests that another replica has passed on; nil is not called
 }
 
 // A reservedName is what serves one reserved name.
@@ -25,6 +26,9 @@ type reservedName struct {
 // ServeTunnel implements tunnel.Handler.
 func (h *reservedNames) ServeTunnel(ctx context.Context, req *tunnel.Request) {
 	if !req.Name.IsReserved() {
+		if h.restore != nil {
+			h.restore(req)
+		}
 		h.router.ServeTunnel(ctx, req)
 		return
 	}

@@ -40,6 +40,7 @@ func (d *decoder) check(root *yaml.Node) {
 	d.checkLoops()
 	d.checkReverse()
 	d.checkGroups()
+	d.useReplicas()
 	d.checkPolicies()
 	if l := d.cfg.Limits; l.ConnectTimeout > l.ConnectTotalTimeout {
 		d.errorf(keyOf(root, "limits"), "connectTotalTimeout covers every attempt: raise it, or lower connectTimeout", "connectTimeout %v is longer than connectTotalTimeout %v", l.ConnectTimeout, l.ConnectTotalTimeout)

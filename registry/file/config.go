@@ -49,6 +49,7 @@ type Config struct {
 	Kubernetes    *Kubernetes    // nil means that there is none
 	Agent         *Agent         // nil means that this is no agent; its networks, services and listeners are among the others
 	Reverse       *Reverse       // nil means that this gateway opens no reverse sessions
+	Replicas      *Replicas      // nil means that this gateway knows of no other replicas
 	Credentials   Credentials    // of files that the parts above name themselves
 	Identity      *Identity      // nil means no tokens of issuers, and no keys and trust by name
 

@@ -22,8 +22,9 @@ type configuration struct {
 	DNS          *DNS          `yaml:"dns" reload:"live"`
 	Kubernetes   *Kubernetes   `yaml:"kubernetes" reload:"live"`
 
-	Agent   *Agent           `yaml:"agent" reload:"live"`
-	Reverse *reverseSessions `yaml:"reverse" reload:"live"`
+	Agent    *Agent           `yaml:"agent" reload:"live"`
+	Reverse  *reverseSessions `yaml:"reverse" reload:"live"`
+	Replicas *replicaSet      `yaml:"replicas" reload:"live"`
 
 	UpstreamProxy *UpstreamProxy `yaml:"upstreamProxy" reload:"live"`
 
@@ -41,7 +42,7 @@ func (c *configuration) config() *Config {
 	out := &Config{
 		Cluster: c.Cluster, Mesh: registry.Mesh{Zone: c.Zone, Network: c.Network}, Listeners: c.Listeners,
 		Admin: c.Admin, Control: c.AdminControl, Limits: c.Limits, Drain: c.Drain, Log: c.Log, Services: c.Services, Policies: c.Policies,
-		ServicePorts: c.ServicePorts, VIPs: c.VIPs, NAT: c.NAT, DNS: c.DNS, Kubernetes: c.Kubernetes, Identity: c.Identity, Peers: c.Peers, Site: c.Site, Enrollment: c.Enrollment, Agent: c.Agent, Reverse: c.Reverse.registered(), UpstreamProxy: c.UpstreamProxy,
+		ServicePorts: c.ServicePorts, VIPs: c.VIPs, NAT: c.NAT, DNS: c.DNS, Kubernetes: c.Kubernetes, Identity: c.Identity, Peers: c.Peers, Site: c.Site, Enrollment: c.Enrollment, Agent: c.Agent, Reverse: c.Reverse.registered(), UpstreamProxy: c.UpstreamProxy, Replicas: c.Replicas.registered(),
 	}
 	if out.Mesh.TopologyZone = c.TopologyZone; c.TopologyZone == "" && c.Kubernetes != nil && c.Kubernetes.Discovery != nil {
 		out.Mesh.TopologyZone = c.Kubernetes.Discovery.Zone

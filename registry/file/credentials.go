@@ -186,6 +186,7 @@ func (d *decoder) eachCredentials(f func(at mapping, caKey string)) {
 	d.eachPeerGateway(func(_ *Peer, g *registry.Gateway, at mapping) { hops(at, "transports", len(g.Transports)) })
 	f(d.gatewayTransport(), "caFile")
 	f(d.root.object("reverse"), "caFile")
+	f(d.root.object("replicas"), "caFile")
 	for i, s := range d.cfg.Services {
 		at := d.services[i]
 		if at.node == nil {

@@ -28,8 +28,9 @@ func newConnectors() *cobra.Command {
 		Use:   "connectors",
 		Short: "List the connectors that have a reverse session to a running gateway",
 		Long: `Connectors lists the reverse sessions to a running gateway, the oldest first, and
-the names that they serve. Names whose last session has ended are listed as long
-as they are kept for their owner.
+the names that they serve. Names whose sessions are to another replica of the
+gateway are listed with that replica. Names whose last session has ended are
+listed as long as they are kept for their owner.
 
 With -o json it prints an object for programs, with the sessions and the names.`,
 		Example: `  culvert connectors --admin 127.0.0.1:9090
@@ -113,7 +114,15 @@ func printConnectors(w io.Writer, list *gateway.Connectors, now time.Time) error
 			return err
 		}
 	}
-	kept := slices.DeleteFunc(slices.Clone(list.Names), func(n gateway.ConnectorName) bool { return n.Sessions > 0 })
+	for i := range list.Names {
+		n := &list.Names[i]
+		for _, r := range n.Replicas {
+			if _, err := fmt.Fprintf(w, "%s has %s to replica %s at %s\n", printable(n.Name), plural(r.Sessions, "session"), printable(r.Replica), printable(r.Address)); err != nil {
+				return err
+			}
+		}
+	}
+	kept := slices.DeleteFunc(slices.Clone(list.Names), func(n gateway.ConnectorName) bool { return n.Sessions > 0 || len(n.Replicas) > 0 })
 	for _, n := range kept {
 		left := humanSeconds(max(0, n.Until.Sub(now).Seconds()))
 		if _, err := fmt.Fprintf(w, "%s has no session, and is kept for %s for %s\n", printable(n.Name), printable(n.Owner), left); err != nil {

@@ -221,7 +221,7 @@ func settings(c *file.Config, cfg *gateway.Config) (err error) {
 	cfg.Join, cfg.KnowsTrust = siteOf(c), func(name string) bool { return c.Identity != nil && c.Identity.Trust[name] != nil }
 	cfg.Enrollment = enrollmentOf(c)
 	cfg.ServicePorts, cfg.VIPs, cfg.Reverse = servicePorts(c), (*gateway.VIPs)(c.VIPs), reverseSessions(c)
-	cfg.NAT = natSettings(c)
+	cfg.NAT, cfg.Replicas = natSettings(c), (*gateway.Replicas)(c.Replicas)
 	cfg.UpstreamProxy, cfg.RunCommand = upstreamProxy(c), runCommand
 	cfg.DNS, err = dnsServer(c)
 	return err

@@ -351,6 +351,15 @@ func printReverse(line func(what, format string, args ...any), s *gateway.Revers
 	if s.Sessions+s.Names > 0 {
 		line("reverse", "%s of connectors, %s", plural(s.Sessions, "session"), plural(s.Names, "name"))
 	}
+	for i := range s.Replicas {
+		switch r := &s.Replicas[i]; {
+		case r.Self:
+		case !r.Connected:
+			line("replica", "no stream to %s for %s: %s", printable(r.Address), humanSeconds(time.Since(r.Since).Seconds()), cmp.Or(printable(r.Error), "connecting"))
+		default:
+			line("replica", "%s at %s for %s, %s of connectors", printable(r.Replica), printable(r.Address), humanSeconds(time.Since(r.Since).Seconds()), plural(r.Names, "name"))
+		}
+	}
 	for i := range s.To {
 		switch x := &s.To[i]; {
 		case !x.Connected:

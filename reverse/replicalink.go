@@ -1,0 +1,380 @@
+package reverse
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"sync"
+	"time"
+
+	"culvert.dev/tunnel"
+)
+
+// A replicaLine is a line of the stream between two replicas. The one that opens it sends one,
+// with its id; the other one answers with its id, and then sends changes and pings.
+type replicaLine struct {
+	Version int    `json:"version,omitzero"` // of the first line of each side
+	Replica string `json:"replica,omitempty"`
+
+	Generation uint64           `json:"generation,omitzero"` // of a change: the number of the changes on this stream
+	Names      []replicaName    `json:"names,omitempty"`
+	Removed    []tunnel.Pattern `json:"removed,omitempty"`
+	Draining   bool             `json:"draining,omitempty"`
+}
+
+// serve tells the other side the names of r until the stream ends.
+func (s *replicaServing) serve(ctx context.Context, r *Replicas) error {
+	_ = s.conn.SetDeadline(time.Now().Add(replicaOpening))
+	in := bufio.NewReader(s.conn)
+	var first replicaLine
+	if err := readJSON(in, &first); err != nil {
+		return err
+	}
+	if err := writeJSON(s.conn, replicaLine{Version: version, Replica: r.Server.Replica()}); err != nil || first.Replica == r.Server.Replica() {
+		return err
+	}
+	if first.Version != version {
+		return tunnel.Refusef(tunnel.Unsupported, "reverse: the replica speaks version %d of the protocol, want %d", first.Version, version)
+	}
+	_ = s.conn.SetReadDeadline(time.Time{})
+	var reading sync.WaitGroup
+	defer reading.Wait()
+	defer s.conn.Close()
+	gone := make(chan struct{})
+	reading.Go(func() {
+		defer r.recovered()
+		defer close(gone)
+		_, _ = in.Discard(1) // the other side has nothing more to say
+	})
+	ping := time.NewTicker(replicaPing)
+	defer ping.Stop()
+	sent := map[tunnel.Pattern]replicaName{}
+	generation, drained := uint64(0), false
+	for {
+		began := time.Now()
+		names, news := r.Server.Groups.local()
+		r.mu.Lock()
+		draining := r.draining
+		r.mu.Unlock()
+		lines := changesOf(sent, names)
+		if draining && !drained {
+			lines, drained = append(lines, replicaLine{Draining: true}), true
+		}
+		for i := range lines {
+			generation++
+			lines[i].Generation = generation
+			if err := s.write(&lines[i]); err != nil {
+				return err
+			}
+		}
+		sent = names
+		pause := time.NewTimer(max(replicaNews, 4*time.Since(began))) // a change is never most of the work
+		for waiting := true; waiting; {
+			select {
+			case <-ctx.Done():
+				pause.Stop()
+				return ctx.Err()
+			case <-gone:
+				pause.Stop()
+				return nil
+			case <-ping.C:
+				if err := s.write(&replicaLine{}); err != nil {
+					pause.Stop()
+					return err
+				}
+			case <-pause.C:
+				waiting = false
+			}
+		}
+		for waiting := true; waiting; {
+			select {
+			case <-ctx.Done():
+				return ctx.Err()
+			case <-gone:
+				return nil
+			case <-ping.C:
+				if err := s.write(&replicaLine{}); err != nil {
+					return err
+				}
+			case <-news:
+				waiting = false
+			case <-s.wake:
+				waiting = false
+			}
+		}
+	}
+}
+
+func (s *replicaServing) write(l *replicaLine) error {
+	b, err := json.Marshal(l)
+	if err != nil {
+		return err
+	}
+	_ = s.conn.SetWriteDeadline(time.Now().Add(writeTimeout))
+	_, err = s.conn.Write(append(b, '\n'))
+	return err
+}
+
+// changesOf returns the lines that make now of before.
+func changesOf(before, now map[tunnel.Pattern]replicaName) (lines []replicaLine) {
+	var line replicaLine
+	size := 0
+	add := func(n int) {
+		if size += n; size >= maxReplicaBatch {
+			lines = append(lines, line)
+			line, size = replicaLine{}, 0
+		}
+	}
+	for name := range before {
+		if _, ok := now[name]; !ok {
+			line.Removed = append(line.Removed, name)
+			add(len(name.String()) + 3)
+		}
+	}
+	for name, n := range now {
+		if old, ok := before[name]; ok && old.equal(&n) {
+			continue
+		}
+		line.Names = append(line.Names, n)
+		b, _ := json.Marshal(&n) // the stream fails with its error
+		add(len(b) + 1)
+	}
+	if size > 0 {
+		lines = append(lines, line)
+	}
+	return lines
+}
+
+// A replicaLink is the stream to one address, at which another replica may be.
+type replicaLink struct {
+	replicas  *Replicas
+	config    *ReplicaConfig
+	address   string
+	transport tunnel.Transport // set by keep before the first stream
+
+	mu         sync.Mutex // guards what follows
+	replica    string     // "" before its first line
+	connected  bool
+	self       bool
+	since      time.Time
+	err        error
+	names      map[tunnel.Pattern]struct{}
+	generation uint64
+	draining   bool
+}
+
+func (l *replicaLink) replicaID() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.replica
+}
+
+func (l *replicaLink) status() ReplicaStatus {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	s := ReplicaStatus{
+		Address: l.address, Replica: l.replica, Connected: l.connected, Self: l.self, Since: l.since,
+		Names: len(l.names), Generation: l.generation, Draining: l.draining,
+	}
+	if l.err != nil {
+		s.Error = l.err.Error()
+	}
+	return s
+}
+
+// errSelf is why there is no stream to an address that leads to this process, and errTwice to
+// one that leads to a replica which has a stream.
+var (
+	errSelf  = errors.New("reverse: the address leads to this replica itself")
+	errTwice = errors.New("reverse: the address leads to a replica that another address leads to, too")
+)
+
+// keep has a stream to the address until ctx is done.
+func (l *replicaLink) keep(ctx context.Context) {
+	for failures := 0; ctx.Err() == nil; {
+		err := l.run(ctx, &failures)
+		if ctx.Err() != nil {
+			return
+		}
+		wait := min(firstRetry<<min(failures, 7), replicaLastRetry)
+		self := errors.Is(err, errSelf) || tunnel.ReasonOf(err) == tunnel.Loop
+		if self || errors.Is(err, errTwice) {
+			wait = replicaSame
+		}
+		l.mu.Lock()
+		was, before := l.connected, l.err
+		l.connected, l.self, l.err = false, self, err
+		if self {
+			l.err = nil
+		}
+		if was || before == nil {
+			l.since = time.Now()
+		}
+		l.mu.Unlock()
+		if was || !self && before == nil {
+			l.replicas.log().Warn("no stream to a replica; trying again", "address", l.address, "replica", l.replicaID(), "error", err.Error())
+		}
+		failures++
+		if !sleep(ctx, wait) {
+			return
+		}
+	}
+}
+
+// run opens a stream and takes what comes until it ends.
+func (l *replicaLink) run(ctx context.Context, failures *int) (err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			err = tunnel.Caught(v)
+		}
+	}()
+	if l.transport == nil {
+		t, err := l.replicas.NewTransport(l.config, l.address)
+		if err != nil {
+			return err
+		}
+		l.transport = t
+	}
+	opening, cancel := context.WithTimeout(ctx, replicaOpening)
+	defer cancel()
+	ep := &tunnel.Endpoint{Host: ReplicasName.String(), Addr: netip.AddrPortFrom(netip.Addr{}, 443)}
+	if err := l.transport.Check(ep); err != nil {
+		return err
+	}
+	conn, err := l.transport.Dial(opening, ep, &tunnel.Request{Proto: "replica", Name: ReplicasName, Port: 443, Start: time.Now()})
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	stop := context.AfterFunc(ctx, func() {
+		defer l.replicas.recovered()
+		_ = conn.Close()
+	})
+	defer stop()
+	_ = conn.SetDeadline(time.Now().Add(replicaOpening))
+	own := l.replicas.Server.Replica()
+	if err := writeJSON(conn, replicaLine{Version: version, Replica: own}); err != nil {
+		return err
+	}
+	in := bufio.NewReader(conn)
+	var first replicaLine
+	if err := readLine(in, &first, maxReplicaLine); err != nil {
+		return fmt.Errorf("reverse: the replica gave no answer: %w", err)
+	}
+	switch {
+	case first.Version != version:
+		return fmt.Errorf("reverse: the replica speaks version %d of the protocol, want %d", first.Version, version)
+	case first.Replica == own:
+		return errSelf
+	case first.Replica == "" || !l.join(first.Replica):
+		return errTwice
+	}
+	*failures = 0
+	l.replicas.log().Info("stream to a replica is open", "address", l.address, "replica", clip(first.Replica))
+	defer l.leave()
+	return l.read(conn, in)
+}
+
+// join makes l the stream to a replica, unless there is one.
+func (l *replicaLink) join(replica string) bool {
+	r := l.replicas
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, o := range r.links {
+		if o == l {
+			continue
+		}
+		o.mu.Lock()
+		taken := o.connected && o.replica == clip(replica)
+		o.mu.Unlock()
+		if taken {
+			return false
+		}
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.replica, l.connected, l.self, l.err, l.since = clip(replica), true, false, nil, time.Now()
+	l.names, l.generation, l.draining = map[tunnel.Pattern]struct{}{}, 0, false
+	return true
+}
+
+// leave has the names of the replica be those of one that is gone.
+func (l *replicaLink) leave() {
+	l.replicas.Server.Groups.dropRemote(l)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.names = nil
+}
+
+// read takes the lines that come, until the stream ends.
+func (l *replicaLink) read(conn net.Conn, in *bufio.Reader) error {
+	for {
+		_ = conn.SetReadDeadline(time.Now().Add(replicaDead))
+		var line replicaLine
+		if err := readLine(in, &line, maxReplicaLine); err != nil {
+			if ne, ok := errors.AsType[net.Error](err); ok && ne.Timeout() {
+				return errSilentReplica
+			}
+			if errors.Is(err, io.EOF) {
+				return errors.New("reverse: the replica has ended the stream")
+			}
+			return err
+		}
+		if err := l.take(&line); err != nil {
+			return err
+		}
+	}
+}
+
+// take takes one line.
+func (l *replicaLink) take(line *replicaLine) error {
+	if line.Generation == 0 {
+		return nil // a ping, or what later versions send
+	}
+	l.mu.Lock()
+	if line.Generation != l.generation+1 {
+		defer l.mu.Unlock()
+		return fmt.Errorf("reverse: change %d of the replica has come after change %d", line.Generation, l.generation)
+	}
+	l.generation = line.Generation
+	l.draining = l.draining || line.Draining
+	for _, name := range line.Removed {
+		delete(l.names, name)
+	}
+	draining := l.draining
+	l.mu.Unlock()
+	groups := l.replicas.Server.Groups
+	if len(line.Removed) > 0 {
+		groups.dropRemote(l, line.Removed...)
+	}
+	lost := false
+	for i := range line.Names {
+		n := &line.Names[i]
+		if err := n.check(); err != nil {
+			return err
+		}
+		for j := range n.Serves {
+			n.Serves[j].Draining = n.Serves[j].Draining || draining
+		}
+		l.mu.Lock()
+		l.names[n.Name] = struct{}{}
+		many := len(l.names)
+		l.mu.Unlock()
+		if many > maxNames {
+			return tunnel.Refusef(tunnel.TooLarge, "reverse: the replica has more than %d names", maxNames)
+		}
+		lost = groups.setRemote(l, n) || lost
+	}
+	if line.Draining {
+		groups.drainRemote(l)
+	}
+	if lost {
+		l.replicas.Server.recheck()
+	}
+	return nil
+}
