@@ -42,6 +42,8 @@ func newTestReplicas(t *testing.T, n int) []*testReplica {
 		}}
 		r.groups.PassedOn = r.replicas.PassedOn
 		r.replicas.Use(c)
+	}
+	for _, r := range all { // once each can be dialed
 		ctx, stop := context.WithCancel(context.Background())
 		done := make(chan struct{})
 		go func() {
