@@ -70,7 +70,7 @@ func (d firstHopDialer) DialContext(ctx context.Context, network, addr string) (
 			return proxy.dial(ctx, to.String())
 		}
 	}
-	return directDialer{d.transports}.DialContext(ctx, network, addr)
+	return directDialer(d).DialContext(ctx, network, addr)
 }
 
 // A directDialer dials a host and a port that an operator has named, without a Proxy.

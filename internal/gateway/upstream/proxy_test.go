@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -28,6 +29,13 @@ type corporateProxy struct {
 	asked    []string // destinations that it was asked for
 	refused  int
 	answer   string // in place of a 200
+}
+
+// seen returns what the proxy was asked for, and how many requests it has refused.
+func (p *corporateProxy) seen() (asked []string, refused int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Clone(p.asked), p.refused
 }
 
 // serve answers one connection.
@@ -107,8 +115,9 @@ func TestProxy(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if runs.Load() != 1 || proxy.refused != 0 || len(proxy.asked) != 3 || proxy.asked[0] != "CONNECT gw.example.com:443 " {
-		t.Errorf("the command ran %d times, %d requests were refused, the proxy was asked %q", runs.Load(), proxy.refused, proxy.asked)
+	asked, refused := proxy.seen()
+	if runs.Load() != 1 || refused != 0 || len(asked) != 3 || asked[0] != "CONNECT gw.example.com:443 " {
+		t.Errorf("the command ran %d times, %d requests were refused, the proxy was asked %q", runs.Load(), refused, asked)
 	}
 	if handshakes != 0 {
 		t.Errorf("the proxy counts as the gateway, whose handshake is waited for")
@@ -123,8 +132,9 @@ func TestProxy(t *testing.T) {
 	proxy.password = "second"
 	proxy.mu.Unlock()
 	set("second")
-	if err := dialEcho(t.Context(), t, up); err != nil || runs.Load() != 2 || proxy.refused != 1 {
-		t.Errorf("after a new password: %v; the command ran %d times, %d requests were refused", err, runs.Load(), proxy.refused)
+	err := dialEcho(t.Context(), t, up)
+	if _, refused = proxy.seen(); err != nil || runs.Load() != 2 || refused != 1 {
+		t.Errorf("after a new password: %v; the command ran %d times, %d requests were refused", err, runs.Load(), refused)
 	}
 
 	// A wrong one is sent once, and not with every dial: accounts are closed after a few.
@@ -137,12 +147,12 @@ func TestProxy(t *testing.T) {
 			t.Errorf("a wrong password: got %v", err)
 		}
 	}
-	if proxy.refused != 2 || runs.Load() != 3 {
-		t.Errorf("a wrong password was sent %d times, and the command ran %d times", proxy.refused-1, runs.Load()-2)
+	if asked, refused = proxy.seen(); refused != 2 || runs.Load() != 3 {
+		t.Errorf("a wrong password was sent %d times, and the command ran %d times", refused-1, runs.Load()-2)
 	}
 
 	// A gateway on loopback is none that a proxy leads to.
-	n := len(proxy.asked)
+	n := len(asked)
 	for _, to := range []string{echo, strings.Replace(echo, "127.0.0.1", "localhost", 1)} {
 		c, err := up.FirstHop().DialContext(t.Context(), "tcp", to)
 		if err != nil {
@@ -151,8 +161,8 @@ func TestProxy(t *testing.T) {
 		testnet.Ping(t, c, "directly")
 		_ = c.Close()
 	}
-	if len(proxy.asked) != n {
-		t.Errorf("a gateway on loopback was dialed through the proxy: %q", proxy.asked[n:])
+	if asked, _ = proxy.seen(); len(asked) != n {
+		t.Errorf("a gateway on loopback was dialed through the proxy: %q", asked[n:])
 	}
 
 	// Carriers of UDP fail at once, so that a fallback dialer takes another one.
