@@ -70,6 +70,8 @@ var layers = []struct {
 	{"internal/metrics", []string{"tunnel"}, "metrics are made from Outcomes and nothing else"},
 	{"internal/unixsocket", []string{"tunnel"}, "whom a socket lets in, and who came, has nothing to do with what is served there"},
 	{"internal/localuser", []string{"internal/unixsocket", "tunnel"}, "whose connection it is has nothing to do with what is served there"},
+	{"internal/capture", []string{"internal/capture/nft", "internal/capture/route", "tunnel"}, "which connections are captured, and the protocol of those; where they go is decided by the seams"},
+	{"internal/capture/route", nil, "routes know nothing of what is routed"},
 	{"internal/capture/nft", nil, "how the kernel is told of rules has nothing to do with what they are for"},
 	{"internal/admin", []string{"internal/unixsocket", "tunnel"}, "the admin port is given what it shows"},
 	{"internal/records", nil, "how TLS records leave has nothing to do with what is in them"},
@@ -110,6 +112,8 @@ var homes = map[string]string{
 	"golang.org/x/crypto/cryptobyte":      "sni",
 	"golang.org/x/sys/windows":            "registry/alloc",                                              // LockFileEx, which syscall lacks
 	"golang.org/x/sys/unix":               "internal/unixsocket internal/localuser internal/capture/nft", // sock_diag; LOCAL_PEERCRED of macOS, which syscall lacks; the numbers of nf_tables
+	"golang.org/x/sys/windows":            "registry/alloc",                                                  // LockFileEx, which syscall lacks
+	"golang.org/x/sys/unix":               "internal/unixsocket internal/capture/nft internal/capture/route", // LOCAL_PEERCRED of macOS, which syscall lacks; the numbers of netlink
 	"golang.org/x/net/http2":              "connect/h2",
 	"github.com/quic-go/quic-go":          "connect/h3",
 	"github.com/quic-go/qpack":            "connect/h3",

@@ -23,7 +23,7 @@ const (
 
 	// Of linux/netfilter/nf_tables.h, which x/sys lacks.
 	socketKey, socketRegister, socketLevel   = 1, 2, 3 // NFTA_SOCKET_*
-	socketCgroupV2                           = 3       // NFT_SOCKET_CGROUPV2
+	socketTransparent, socketCgroupV2        = 0, 3    // NFT_SOCKET_TRANSPARENT, NFT_SOCKET_CGROUPV2
 	tproxyFamily, tproxyAddress, tproxyPort  = 1, 2, 3 // NFTA_TPROXY_REG_*
 	addressOffset4, addressOffset6           = 16, 24  // of the destination in a header
 	tcpFlagsOffset, tcpFlagSYN, tcpFlagsMask = 13, 2, 1 | 2 | 4 | 16
@@ -158,12 +158,24 @@ func TProxy(to netip.AddrPort, mark uint32) Rule {
 			m.putUint32(tproxyFamily, family)
 			m.putUint32(tproxyAddress, unix.NFT_REG_1)
 			m.putUint32(tproxyPort, unix.NFT_REG_2)
-		}),
-		immediate(register, native(mark)),
-		expr("meta", func(m *message) {
-			m.putUint32(unix.NFTA_META_KEY, unix.NFT_META_MARK)
-			m.putUint32(unix.NFTA_META_SREG, register)
-		})}, Accept()...)
+		})}, All(SetMark(mark), Accept())...)
+}
+
+// SetMark marks the packet: "meta mark set v".
+func SetMark(v uint32) Rule {
+	return Rule{immediate(register, native(v)), expr("meta", func(m *message) {
+		m.putUint32(unix.NFTA_META_KEY, unix.NFT_META_MARK)
+		m.putUint32(unix.NFTA_META_SREG, register)
+	})}
+}
+
+// OfTransparentSocket matches packets of a connection that TPROXY has handed to a socket:
+// "socket transparent 1".
+func OfTransparentSocket() Rule {
+	return Rule{expr("socket", func(m *message) {
+		m.putUint32(socketKey, socketTransparent)
+		m.putUint32(socketRegister, register)
+	}), equal([]byte{1})}
 }
 
 // Return ends the chain for the packet, and Accept for the hook.

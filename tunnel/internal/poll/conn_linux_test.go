@@ -30,7 +30,7 @@ func connPair(t testing.TB) (accepted, dialed *Conn) {
 	t.Helper()
 	ln := listen(t, "127.0.0.1:0")
 	defer ln.Close()
-	c, err := Dial(t.Context(), ln.Addr().(*net.TCPAddr).AddrPort(), nil)
+	c, err := Dial(t.Context(), ln.Addr().(*net.TCPAddr).AddrPort(), 0, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -127,7 +127,7 @@ func TestConnOverIPv6AndWildcard(t *testing.T) {
 	port := uint16(ln.Addr().(*net.TCPAddr).Port)
 	for _, to := range []string{"127.0.0.1", "::1"} {
 		addr := netip.AddrPortFrom(netip.MustParseAddr(to), port)
-		c, err := Dial(t.Context(), addr, nil)
+		c, err := Dial(t.Context(), addr, 0, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -156,12 +156,12 @@ func TestDialFailures(t *testing.T) {
 	}
 	defer holder.Close()
 	addr := holder.LocalAddr().(*net.TCPAddr).AddrPort()
-	if _, err := Dial(t.Context(), addr, nil); !errors.Is(err, syscall.ECONNREFUSED) {
+	if _, err := Dial(t.Context(), addr, 0, nil); !errors.Is(err, syscall.ECONNREFUSED) {
 		t.Errorf("a closed port: got %v, want refused", err)
 	}
 	done, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := Dial(done, addr, nil); !errors.Is(err, context.Canceled) {
+	if _, err := Dial(done, addr, 0, nil); !errors.Is(err, context.Canceled) {
 		t.Errorf("a context that is done: got %v", err)
 	}
 }
@@ -189,7 +189,7 @@ func TestDialWaitsInThePoller(t *testing.T) {
 	}()
 	for range 8 { // fills the backlog, and then waits
 		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
-		c, err := Dial(ctx, addr, nil)
+		c, err := Dial(ctx, addr, 0, nil)
 		cancel()
 		if err != nil {
 			if !errors.Is(err, context.DeadlineExceeded) {

@@ -12,10 +12,11 @@ import (
 	"unsafe"
 )
 
-// Dial connects to addr by TCP, for task, which may be nil. Keepalive is off.
-func Dial(ctx context.Context, addr netip.AddrPort, task *Task) (net.Conn, error) {
+// Dial connects to addr by TCP, for task, which may be nil. The socket has the mark, unless
+// that is 0. Keepalive is off.
+func Dial(ctx context.Context, addr netip.AddrPort, mark uint32, task *Task) (net.Conn, error) {
 	if addr.Addr().Zone() != "" { // rare, and an interface to look up
-		return (&net.Dialer{KeepAlive: -1}).DialContext(ctx, "tcp", addr.String())
+		return dialNet(ctx, addr, mark)
 	}
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -28,6 +29,12 @@ func Dial(ctx context.Context, addr netip.AddrPort, task *Task) (net.Conn, error
 	c := newConn(int32(fd), netip.AddrPort{}, addr)
 	c.Task = task
 	setNoDelay(c.fd)
+	if mark != 0 {
+		if err := optionError("SO_MARK", syscall.SetsockoptInt(int(c.fd), syscall.SOL_SOCKET, syscall.SO_MARK, int(mark))); err != nil {
+			_ = c.Close()
+			return nil, err
+		}
+	}
 	if err := c.connect(ctx, sa); err != nil {
 		_ = c.Close()
 		return nil, err

@@ -20,9 +20,9 @@ func (*Task) HandOff() {}
 // NewListener returns ln.
 func NewListener(ln net.Listener) net.Listener { return ln }
 
-// Dial connects to addr by TCP. Keepalive is off.
-func Dial(ctx context.Context, addr netip.AddrPort, _ *Task) (net.Conn, error) {
-	return (&net.Dialer{KeepAlive: -1}).DialContext(ctx, "tcp", addr.String())
+// Dial connects to addr by TCP. The socket has the mark, unless that is 0. Keepalive is off.
+func Dial(ctx context.Context, addr netip.AddrPort, mark uint32, _ *Task) (net.Conn, error) {
+	return dialNet(ctx, addr, mark)
 }
 
 // PendingError knows nothing here: the idle limit finds out.

@@ -1,0 +1,26 @@
+//go:build !linux
+
+package capture
+
+import (
+	"errors"
+	"net/netip"
+)
+
+// ErrUnsupported is the error of Install where this system cannot capture.
+var ErrUnsupported = errors.New("capture needs Linux; use the proxy settings of the program, or a forward")
+
+// A Capture is one that can't be.
+type Capture struct{}
+
+// Install fails.
+func Install(Rules) (*Capture, error) { return nil, ErrUnsupported }
+
+// Remove fails.
+func Remove() error { return ErrUnsupported }
+
+// SetVIPs fails.
+func (*Capture) SetVIPs([]netip.Addr) error { return ErrUnsupported }
+
+// Close does nothing.
+func (*Capture) Close() error { return nil }

@@ -1,0 +1,140 @@
+package route
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+
+	"golang.org/x/sys/unix"
+)
+
+// SetUp takes an interface up, in the network namespace of the thread.
+func SetUp(name string) error {
+	dev, err := net.InterfaceByName(name)
+	if err != nil {
+		return fmt.Errorf("find the interface %s: %w", name, err)
+	}
+	b := []byte{unix.AF_UNSPEC, 0, 0, 0} // struct ifinfomsg
+	b = binary.NativeEndian.AppendUint32(b, uint32(dev.Index))
+	b = binary.NativeEndian.AppendUint32(b, unix.IFF_UP)
+	b = binary.NativeEndian.AppendUint32(b, unix.IFF_UP) // the only flag to change
+	return request("take up the interface "+name, unix.RTM_NEWLINK, 0, b)
+}
+
+// A Route leads to an interface.
+type Route struct {
+	To    netip.Prefix
+	Dev   string
+	Local bool       // this host takes the packets as its own
+	Table byte       // 0 means the main one
+	From  netip.Addr // that connections begin from; invalid leaves it to the system
+}
+
+// Add adds r. One that is there already is no error.
+func (r Route) Add() error {
+	dev, err := net.InterfaceByName(r.Dev)
+	if err != nil {
+		return fmt.Errorf("find the interface %s: %w", r.Dev, err)
+	}
+	kind, scope, table := byte(unix.RTN_UNICAST), byte(unix.RT_SCOPE_LINK), r.Table
+	if r.Local {
+		kind, scope = unix.RTN_LOCAL, unix.RT_SCOPE_HOST
+	}
+	if table == 0 {
+		table = unix.RT_TABLE_MAIN
+	}
+	// struct rtmsg
+	b := []byte{family(r.To.Addr()), byte(r.To.Bits()), 0, 0, table, unix.RTPROT_STATIC, scope, kind, 0, 0, 0, 0}
+	b = attribute(b, unix.RTA_DST, r.To.Masked().Addr().AsSlice())
+	b = attribute(b, unix.RTA_OIF, binary.NativeEndian.AppendUint32(nil, uint32(dev.Index)))
+	if r.From.IsValid() {
+		b = attribute(b, unix.RTA_PREFSRC, r.From.AsSlice())
+	}
+	err = request(fmt.Sprintf("add a route to %s", r.To), unix.RTM_NEWROUTE, unix.NLM_F_CREATE|unix.NLM_F_EXCL, b)
+	if errors.Is(err, unix.EEXIST) {
+		return nil
+	}
+	return err
+}
+
+// A Rule has packets with a mark routed by a table.
+type Rule struct {
+	IPv6  bool
+	Mark  uint32
+	Table byte
+}
+
+func (r Rule) message() []byte {
+	f := byte(unix.AF_INET)
+	if r.IPv6 {
+		f = unix.AF_INET6
+	}
+	b := []byte{f, 0, 0, 0, r.Table, 0, 0, unix.FR_ACT_TO_TBL, 0, 0, 0, 0} // struct fib_rule_hdr
+	return attribute(b, unix.FRA_FWMARK, binary.NativeEndian.AppendUint32(nil, r.Mark))
+}
+
+// Add adds r. One that is there already is no error.
+func (r Rule) Add() error {
+	err := request("add a rule of routing", unix.RTM_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_EXCL, r.message())
+	if errors.Is(err, unix.EEXIST) {
+		return nil
+	}
+	return err
+}
+
+// Delete deletes r. One that is not there is no error.
+func (r Rule) Delete() error {
+	err := request("delete a rule of routing", unix.RTM_DELRULE, 0, r.message())
+	if errors.Is(err, unix.ENOENT) {
+		return nil
+	}
+	return err
+}
+
+func family(a netip.Addr) byte {
+	if a.Is4() {
+		return unix.AF_INET
+	}
+	return unix.AF_INET6
+}
+
+func attribute(b []byte, kind uint16, value []byte) []byte {
+	b = binary.NativeEndian.AppendUint16(b, uint16(4+len(value)))
+	b = binary.NativeEndian.AppendUint16(b, kind)
+	b = append(b, value...)
+	for len(b)%4 != 0 {
+		b = append(b, 0)
+	}
+	return b
+}
+
+// request sends one message to rtnetlink and reads the answer.
+func request(what string, kind, flags uint16, body []byte) error {
+	fail := func(err error) error { return fmt.Errorf("%s: %w", what, err) }
+	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_ROUTE)
+	if err != nil {
+		return fail(err)
+	}
+	defer unix.Close(fd)
+	m := binary.NativeEndian.AppendUint32(nil, uint32(unix.NLMSG_HDRLEN+len(body)))
+	m = binary.NativeEndian.AppendUint16(m, kind)
+	m = binary.NativeEndian.AppendUint16(m, unix.NLM_F_REQUEST|unix.NLM_F_ACK|flags)
+	m = append(m, 1, 0, 0, 0, 0, 0, 0, 0) // sequence and port
+	if err := unix.Sendto(fd, append(m, body...), 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
+		return fail(err)
+	}
+	answer := make([]byte, 4096)
+	n, _, err := unix.Recvfrom(fd, answer, 0)
+	if err != nil {
+		return fail(err)
+	}
+	if n < unix.NLMSG_HDRLEN+4 || binary.NativeEndian.Uint16(answer[4:]) != unix.NLMSG_ERROR {
+		return fail(errors.New("the kernel's answer is not one of rtnetlink"))
+	}
+	if errno := unix.Errno(-int32(binary.NativeEndian.Uint32(answer[unix.NLMSG_HDRLEN:]))); errno != 0 {
+		return fail(errno)
+	}
+	return nil
+}
