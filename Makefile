@@ -76,7 +76,7 @@ test-copyrelay: build ## the tests of reliability, over the relay that copies
 test-peers: build ## the tests against real peers, and of the examples, over the relay of the system
 	@# The tests of dead peers and of networks wait for a minute, on each of the relay's paths, and do nothing: they run beside the others.
 	@netns=; if [ "$$(id -u)" = 0 ]; then \
-	  $(GO) test -tags netns ./internal/testnet/netns ./internal/unixsocket ./internal/capture/... || exit 1; \
+	  $(GO) test -tags netns ./internal/testnet/netns ./internal/unixsocket ./internal/capture/... ./internal/isolate || exit 1; \
 	  (cd integration && $(GO) test -tags netns -race ./networks && $(GO) test -tags netns -run '^TestLoss$$' ./bench) || exit 1; \
 	  (cd integration && for tags in netns netns,copyrelay; do \
 	    $(GO) test -tags $$tags -run '^(TestDeadPeers|TestNetworkFaults|TestBadNetwork)$$' ./reliability || exit 1; done) & netns=$$!; \

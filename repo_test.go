@@ -71,6 +71,7 @@ var layers = []struct {
 	{"internal/unixsocket", []string{"tunnel"}, "whom a socket lets in, and who came, has nothing to do with what is served there"},
 	{"internal/localuser", []string{"internal/unixsocket", "tunnel"}, "whose connection it is has nothing to do with what is served there"},
 	{"internal/capture", []string{"internal/capture/nft", "internal/capture/route", "tunnel"}, "which connections are captured, and the protocol of those; where they go is decided by the seams"},
+	{"internal/isolate", []string{"internal/capture", "internal/capture/route"}, "a network for one program, in which all is captured; who serves its sockets is not its business"},
 	{"internal/capture/route", nil, "routes know nothing of what is routed"},
 	{"internal/capture/nft", nil, "how the kernel is told of rules has nothing to do with what they are for"},
 	{"internal/admin", []string{"internal/unixsocket", "tunnel"}, "the admin port is given what it shows"},
@@ -110,10 +111,8 @@ var homes = map[string]string{
 	"github.com/fsnotify/fsnotify":        "internal/filewatch",
 	"golang.org/x/net/idna":               "registry/file",
 	"golang.org/x/crypto/cryptobyte":      "sni",
-	"golang.org/x/sys/windows":            "registry/alloc",                                              // LockFileEx, which syscall lacks
-	"golang.org/x/sys/unix":               "internal/unixsocket internal/localuser internal/capture/nft", // sock_diag; LOCAL_PEERCRED of macOS, which syscall lacks; the numbers of nf_tables
-	"golang.org/x/sys/windows":            "registry/alloc",                                                  // LockFileEx, which syscall lacks
-	"golang.org/x/sys/unix":               "internal/unixsocket internal/capture/nft internal/capture/route", // LOCAL_PEERCRED of macOS, which syscall lacks; the numbers of netlink
+	"golang.org/x/sys/windows":            "registry/alloc",                                                                     // LockFileEx, which syscall lacks
+	"golang.org/x/sys/unix":               "internal/unixsocket internal/localuser internal/capture/nft internal/capture/route", // sock_diag; LOCAL_PEERCRED of macOS, which syscall lacks; the numbers of netlink
 	"golang.org/x/net/http2":              "connect/h2",
 	"github.com/quic-go/quic-go":          "connect/h3",
 	"github.com/quic-go/qpack":            "connect/h3",

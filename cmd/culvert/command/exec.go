@@ -1,0 +1,263 @@
+package command
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"os/signal"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"culvert.dev/connect"
+	"culvert.dev/dns"
+	"culvert.dev/internal/capture"
+	"culvert.dev/internal/isolate"
+	"culvert.dev/tunnel"
+)
+
+// enterCommand is what "exec" starts in the namespaces that it makes.
+const enterCommand = "exec-in-namespace"
+
+type execOptions struct {
+	agent  string
+	strict bool
+	args   []string
+}
+
+func newExec() *cobra.Command {
+	var o execOptions
+	cmd := &cobra.Command{
+		Use:   "exec [flags] -- COMMAND [ARGUMENT...]",
+		Short: "Run a program whose every connection goes through the agent",
+		Long: `Exec runs a program that knows nothing of the agent, and needs no rights. The
+program gets a network of its own, in which every TCP connection goes to the
+agent at --agent, with the name that the program has looked up; the agent
+decides. The network of the machine stays as it is for all other programs.
+
+The program reaches nothing else: not the network, not services at localhost, and
+no UDP but DNS, which exec answers itself. It has the terminal, the files and the
+user of the one who runs it, and setuid programs keep that user. Signals are
+passed on, and the exit code is the program's; 125 says that exec failed, 126
+that the program could not be run, 127 that it was not found.
+
+It needs Linux with user namespaces. Where they are off, exec says so and
+gives the program HTTPS_PROXY and ALL_PROXY, which not every program heeds; with
+--strict it fails.`,
+		Example: `  culvert exec -- curl https://orders.shop.example
+  culvert exec -- psql 'host=db.shop.example sslmode=verify-full'
+  culvert exec --agent 127.0.0.1:1081 -- bash`,
+		Args: func(_ *cobra.Command, a []string) error {
+			if len(a) == 0 {
+				return usageError(`write it after "--"`, "which command?")
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, a []string) error {
+			o.args = a
+			code, err := runExec(cmd.Context(), cmd.ErrOrStderr(), &o)
+			if code == exitOK && err == nil {
+				return nil
+			}
+			var ce *cliError
+			if errors.As(err, &ce) { // which has a hint
+				return err
+			}
+			if err == nil {
+				err = errSilent
+			}
+			return &cliError{err: err, code: code}
+		},
+	}
+	f := cmd.Flags()
+	f.SetInterspersed(false)
+	f.StringVar(&o.agent, "agent", "127.0.0.1:1080", "where the agent is asked by CONNECT: HOST:PORT or unix:PATH")
+	f.BoolVar(&o.strict, "strict", false, "fail where the program cannot have a network of its own")
+	_ = cmd.RegisterFlagCompletionFunc("agent", cobra.NoFileCompletions)
+	return cmd
+}
+
+func newEnter() *cobra.Command {
+	return &cobra.Command{
+		Use: enterCommand, Hidden: true, DisableFlagParsing: true,
+		RunE: func(cmd *cobra.Command, a []string) error {
+			code, err := isolate.Enter(cmd.Context(), a)
+			return &cliError{err: fmt.Errorf("exec: %w", err), code: code}
+		},
+	}
+}
+
+// runExec runs the program and returns its exit code, or an error of exec itself.
+func runExec(ctx context.Context, stderr io.Writer, o *execOptions) (code int, err error) {
+	agent := &agentDialer{address: o.agent}
+	probe, err := agent.DialContext(ctx, "tcp", agent.host())
+	if err != nil {
+		return isolate.NotSetUp, &cliError{err: fmt.Errorf("reach the agent: %w", err), hint: `start "culvert agent", or say where it is with --agent`, code: isolate.NotSetUp}
+	}
+	_ = probe.Close()
+	self, err := os.Executable()
+	if err != nil {
+		return isolate.NotSetUp, err
+	}
+	program := exec.Command(self, append([]string{enterCommand}, o.args...)...)
+	program.Stdin, program.Stdout, program.Stderr = os.Stdin, os.Stdout, os.Stderr
+	// Before the program is there: it gets them all.
+	signals := make(chan os.Signal, 16)
+	signal.Notify(signals, passedOn...)
+	defer signal.Stop(signals)
+	sockets, err := isolate.Start(program)
+	var unavailable *isolate.Unavailable
+	switch {
+	case errors.As(err, &unavailable) && !o.strict && !strings.HasPrefix(o.agent, "unix:"):
+		fmt.Fprintf(stderr, "culvert: the program has no network of its own: %v\n", err)
+		fmt.Fprintf(stderr, "culvert: it gets HTTPS_PROXY and ALL_PROXY; what it does not send there goes past the agent\n")
+		program = exec.Command(o.args[0], o.args[1:]...)
+		program.Stdin, program.Stdout, program.Stderr = os.Stdin, os.Stdout, os.Stderr
+		program.Env = append(os.Environ(), "HTTPS_PROXY=http://"+o.agent, "https_proxy=http://"+o.agent, "ALL_PROXY=socks5h://"+o.agent, "all_proxy=socks5h://"+o.agent)
+		if err := program.Start(); err != nil {
+			code := isolate.CannotRun
+			if errors.Is(err, exec.ErrNotFound) {
+				code = isolate.NotFound
+			}
+			return code, err
+		}
+	case err != nil:
+		return isolate.NotSetUp, &cliError{err: fmt.Errorf("exec: %w", err), hint: "without --strict the program gets HTTPS_PROXY and ALL_PROXY where the agent is at HOST:PORT", code: isolate.NotSetUp}
+	default:
+		defer serveIsolated(ctx, stderr, agent, sockets)()
+	}
+	ended := make(chan struct{})
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for {
+			select {
+			case s := <-signals:
+				passOn(program.Process, s)
+			case <-ended:
+				return
+			}
+		}
+	})
+	err = program.Wait()
+	close(ended)
+	wg.Wait()
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		return isolate.NotSetUp, err
+	}
+	return exitCode(program.ProcessState), nil
+}
+
+// serveIsolated serves the sockets of a program until the function that it returns is called.
+func serveIsolated(ctx context.Context, stderr io.Writer, agent *agentDialer, sockets *isolate.Sockets) (stop func()) {
+	names := new(capture.Names)
+	var mu sync.Mutex // held over each line
+	say := func(o *tunnel.Outcome) {
+		if o.Err == nil || o.Reason == tunnel.Done || o.Reason == tunnel.Reset || o.Reason == tunnel.Drain {
+			return
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		out := newCleanWriter(stderr)
+		fmt.Fprintf(out, "culvert: %s refused (%s): %v\n", o.Target, o.Reason, o.Err)
+		_ = out.Close()
+	}
+	loops, relay := &tunnel.Loops{}, &tunnel.Relay{}
+	relay.Loops = loops
+	router := &tunnel.Router{Resolver: agent, Relay: relay, Observe: say}
+	server := &tunnel.Server{Handler: router, Loops: loops, Observe: say}
+	answers := isolatedNames{names: names, ipv6: sockets.IPv6}
+	resolver := &dns.Server{Zones: []string{""}, Names: func() dns.Names { return answers }, RateLimit: -1}
+	ctx = context.WithoutCancel(ctx)
+	var wg sync.WaitGroup
+	for _, ln := range sockets.Captured {
+		wg.Go(func() {
+			_ = server.Serve(ctx, tunnel.Listener{Listener: ln, Name: "captured", Protocols: []tunnel.Protocol{&capture.Protocol{Resolve: names.Resolve}}})
+		})
+	}
+	for _, c := range sockets.DNS {
+		wg.Go(func() { _ = resolver.ServeUDP(ctx, c, "") })
+	}
+	for _, ln := range sockets.DNSOverTCP {
+		wg.Go(func() { _ = resolver.ServeTCP(ctx, ln, "") })
+	}
+	return func() {
+		// What the program has left behind goes on in the background no longer.
+		_ = server.Close()
+		_ = resolver.Close()
+		_ = relay.Close()
+		sockets.Close()
+		wg.Wait()
+		_ = loops.Close()
+	}
+}
+
+// isolatedNames answers every name with addresses that are captured.
+type isolatedNames struct {
+	names *capture.Names
+	ipv6  bool
+}
+
+// Answer implements dns.Names.
+func (n isolatedNames) Answer(q dns.Question, a *dns.Answer) {
+	name, err := tunnel.ParseName(q.Name)
+	if err != nil || strings.HasSuffix(q.Name, ".arpa") || !strings.Contains(q.Name, ".") {
+		return
+	}
+	a.Status = dns.Exists
+	if q.Type != dns.TypeA && q.Type != dns.TypeAAAA {
+		return
+	}
+	v4, v6 := n.names.Addrs(name)
+	a.Addrs = []dns.Addr{{Addr: v4}}
+	if n.ipv6 {
+		a.Addrs = append(a.Addrs, dns.Addr{Addr: v6})
+	}
+}
+
+// Updated implements dns.Names.
+func (isolatedNames) Updated() time.Time { return time.Now() }
+
+// An agentDialer is the one way out: it asks the agent by CONNECT.
+type agentDialer struct{ address string } // HOST:PORT or unix:PATH
+
+// DialContext dials the agent itself.
+func (a *agentDialer) DialContext(ctx context.Context, _, _ string) (net.Conn, error) {
+	var d net.Dialer
+	if path, ok := strings.CutPrefix(a.address, "unix:"); ok {
+		return d.DialContext(ctx, "unix", path)
+	}
+	return d.DialContext(ctx, "tcp", a.address)
+}
+
+// host returns the address as that of an HTTP proxy.
+func (a *agentDialer) host() string {
+	if strings.HasPrefix(a.address, "unix:") {
+		return "agent:80"
+	}
+	return a.address
+}
+
+// Resolve implements tunnel.Resolver: everything goes to the agent, which decides.
+func (a *agentDialer) Resolve(context.Context, *tunnel.Request) (tunnel.Route, error) {
+	return tunnel.Route{Service: "agent", Endpoints: []tunnel.Endpoint{{Host: a.address, HealthKey: a.address, Transport: a}}}, nil
+}
+
+// Dial implements tunnel.Transport.
+func (a *agentDialer) Dial(ctx context.Context, _ *tunnel.Endpoint, req *tunnel.Request) (net.Conn, error) {
+	return (&connect.Dialer{Proxy: a.host(), Dialer: a}).DialContext(ctx, "tcp", req.Target())
+}
+
+// Check implements tunnel.Transport.
+func (*agentDialer) Check(*tunnel.Endpoint) error { return nil }
+
+// Info implements tunnel.Transport.
+func (a *agentDialer) Info() tunnel.TransportInfo {
+	return tunnel.TransportInfo{Hops: []string{"connect " + a.address}}
+}

@@ -1,0 +1,99 @@
+package capture
+
+import (
+	"container/list"
+	"encoding/binary"
+	"net/netip"
+	"sync"
+
+	"culvert.dev/tunnel"
+)
+
+// Ranges of the addresses of Names: one for benchmarks (RFC 2544), which no network uses, and
+// one of unique local addresses.
+var (
+	namesRange4 = netip.MustParsePrefix("198.18.0.0/15")
+	namesRange6 = netip.MustParsePrefix("fd63:7600:6e61:6d65::/96")
+)
+
+// maxNames is how many names have an address at once. The one that was not used for the longest
+// time loses its own.
+const maxNames = 1 << 16
+
+// Names gives addresses to names that are asked for, so that a captured connection to one has
+// its name again. The zero value is ready to use.
+type Names struct {
+	mu     sync.Mutex // guards what follows
+	byName map[tunnel.Name]*list.Element
+	byAddr map[uint32]*list.Element // by the number of an address in either range
+	used   list.List                // of namedAddr, the last used first
+}
+
+type namedAddr struct {
+	name   tunnel.Name
+	number uint32
+}
+
+// Addrs returns the addresses of a name, the same for as long as it is used.
+func (n *Names) Addrs(name tunnel.Name) (v4, v6 netip.Addr) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.byName == nil {
+		n.byName, n.byAddr = map[tunnel.Name]*list.Element{}, map[uint32]*list.Element{}
+	}
+	e, ok := n.byName[name]
+	if ok {
+		n.used.MoveToFront(e)
+	} else {
+		number := uint32(n.used.Len()) + 1 // the first address is that of the range
+		if n.used.Len() >= maxNames {
+			oldest := n.used.Remove(n.used.Back()).(namedAddr)
+			delete(n.byName, oldest.name)
+			number = oldest.number
+		}
+		e = n.used.PushFront(namedAddr{name, number})
+		n.byName[name], n.byAddr[number] = e, e
+	}
+	number := e.Value.(namedAddr).number
+	a4, a6 := namesRange4.Addr().As4(), namesRange6.Addr().As16()
+	binary.BigEndian.PutUint32(a4[:], binary.BigEndian.Uint32(a4[:])+number)
+	binary.BigEndian.PutUint32(a6[12:], number)
+	return netip.AddrFrom4(a4), netip.AddrFrom16(a6)
+}
+
+// Name returns the name that has an address. It is false with a zero Name for an address of
+// another range; mine says that the address is one of these, and has no name any more.
+func (n *Names) Name(a netip.Addr) (name tunnel.Name, mine bool) {
+	var number uint32
+	switch a = a.Unmap(); {
+	case namesRange4.Contains(a):
+		b, first := a.As4(), namesRange4.Addr().As4()
+		number = binary.BigEndian.Uint32(b[:]) - binary.BigEndian.Uint32(first[:])
+	case namesRange6.Contains(a):
+		b := a.As16()
+		number = binary.BigEndian.Uint32(b[12:])
+	default:
+		return tunnel.Name{}, false
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	e, ok := n.byAddr[number]
+	if !ok {
+		return tunnel.Name{}, true
+	}
+	n.used.MoveToFront(e)
+	return e.Value.(namedAddr).name, true
+}
+
+// Resolve is for Protocol.Resolve: a request to the address of a name is one for the name.
+func (n *Names) Resolve(req *tunnel.Request) error {
+	name, mine := n.Name(req.Addr)
+	switch {
+	case !mine:
+	case name.IsZero():
+		return tunnel.Refusef(tunnel.NoRoute, "captured: %s is the address of no name any more: look the name up again", req.Addr)
+	default:
+		req.Name, req.Addr = name, netip.Addr{}
+	}
+	return nil
+}
