@@ -37,12 +37,13 @@ const patience = time.Minute
 
 // A testGateway has an Authority of corp.example and serves enroll.culvert.alt by TLS.
 type testGateway struct {
-	*Authority
-	ca       *testca.CA
-	pair     *testca.Pair
-	addr     string
-	folder   string
-	lifetime time.Duration
+	*Authority                           // of the test's own goroutine
+	serving    atomic.Pointer[Authority] // of connections
+	ca         *testca.CA
+	pair       *testca.Pair
+	addr       string
+	folder     string
+	lifetime   time.Duration
 }
 
 func newGateway(t testing.TB) *testGateway {
@@ -81,6 +82,7 @@ func (g *testGateway) start(t testing.TB) {
 	if err := g.Use(s); err != nil {
 		t.Fatal(err)
 	}
+	g.serving.Store(g.Authority)
 	t.Cleanup(g.Close)
 }
 
@@ -105,7 +107,8 @@ func (g *testGateway) listen(t testing.TB) {
 
 func (g *testGateway) serve(raw net.Conn) {
 	defer raw.Close()
-	trust := []*identity.Trust{g.Store.Trust("corp.example")}
+	a := g.serving.Load()
+	trust := []*identity.Trust{a.Store.Trust("corp.example")}
 	v := identity.Verifier{Trust: trust, Want: identity.Expectation{Usage: x509.ExtKeyUsageClientAuth}}
 	var who tunnel.Peer
 	c := tls.Server(raw, &tls.Config{
@@ -131,7 +134,7 @@ func (g *testGateway) serve(raw net.Conn) {
 	cs := c.ConnectionState()
 	source := netip.MustParseAddrPort(raw.RemoteAddr().String())
 	spread := netip.AddrFrom4([4]byte{10, 0, byte(source.Port() >> 8), byte(source.Port())}) // a client of each port
-	g.ServeTunnel(context.Background(), &tunnel.Request{
+	a.ServeTunnel(context.Background(), &tunnel.Request{
 		Name: tunnel.MustParseName(Host), Source: netip.AddrPortFrom(spread, source.Port()), Peer: who,
 		TLS: &tunnel.EndedTLS{Version: cs.Version, Exporter: cs.ExportKeyingMaterial, Chain: cs.PeerCertificates, Peer: who},
 		Accept: func() (tunnel.Stream, error) {

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -19,14 +20,14 @@ import (
 // A pipeDialer leads to a gateway, or nowhere.
 type pipeDialer struct {
 	g      *testGateway
-	up     bool
-	dialed int
+	up     atomic.Bool
+	dialed atomic.Int64
 	all    sync.WaitGroup
 }
 
 func (d *pipeDialer) DialContext(context.Context, string, string) (net.Conn, error) {
-	d.dialed++
-	if !d.up {
+	d.dialed.Add(1)
+	if !d.up.Load() {
 		return nil, errors.New("the network is down")
 	}
 	here, there := net.Pipe()
@@ -54,7 +55,8 @@ func TestRenewalWithoutNetwork(t *testing.T) {
 			t.Fatal(err)
 		}
 		g.start(t)
-		d := &pipeDialer{g: g, up: true}
+		d := &pipeDialer{g: g}
+		d.up.Store(true)
 		if _, err := Join(t.Context(), d, g.invite(t, "cam"), "", folder, false); err != nil {
 			t.Fatal(err)
 		}
@@ -68,26 +70,27 @@ func TestRenewalWithoutNetwork(t *testing.T) {
 			synctest.Wait()
 			return r.Status()
 		}
-		d.up, d.dialed = false, 0
-		if s := at(11 * time.Hour); s.Problem != "" || d.dialed != 0 || s.Device != "cam" || s.Expires.Sub(begin.Add(24*time.Hour)).Abs() > time.Minute {
-			t.Errorf("before half of its life: %+v, %d connections", s, d.dialed)
+		d.up.Store(false)
+		d.dialed.Store(0)
+		if s := at(11 * time.Hour); s.Problem != "" || d.dialed.Load() != 0 || s.Device != "cam" || s.Expires.Sub(begin.Add(24*time.Hour)).Abs() > time.Minute {
+			t.Errorf("before half of its life: %+v, %d connections", s, d.dialed.Load())
 		}
 		s := at(22 * time.Hour)
 		if !strings.Contains(s.Problem, "the network is down") || s.Since.IsZero() {
 			t.Errorf("without a network: %+v", s)
 		}
-		if d.dialed < 50 || d.dialed > 300 {
-			t.Errorf("%d connections in 10 hours", d.dialed)
+		if d.dialed.Load() < 50 || d.dialed.Load() > 300 {
+			t.Errorf("%d connections in 10 hours", d.dialed.Load())
 		}
-		d.up = true
+		d.up.Store(true)
 		if s := at(22*time.Hour + 6*time.Minute); s.Problem != "" || s.Expires.Before(begin.Add(45*time.Hour)) {
 			t.Errorf("with a network again: %+v", s)
 		}
-		d.up = false
+		d.up.Store(false)
 		if s := at(80 * time.Hour); !strings.Contains(s.Problem, "has expired") || !strings.Contains(s.Problem, "join again") {
 			t.Errorf("after too long: %+v", s)
 		}
-		d.up = true
+		d.up.Store(true)
 		if s := at(81 * time.Hour); !strings.Contains(s.Problem, "has expired") {
 			t.Errorf("with a network, too late: %+v", s)
 		}
