@@ -28,7 +28,7 @@ func (c *Check) Admit(client, server netip.AddrPort) error {
 	uid, err := lookup(client, server)
 	switch {
 	case err != nil:
-		return tunnel.Refusef(tunnel.Denied, "listener: whose connection comes from %s is not known: %w", client, err)
+		return tunnel.Refusef(tunnel.Denied, "listener: cannot find the user of the connection from %s: %w", client, err)
 	case uid != 0 && !slices.Contains(c.UIDs, uid):
 		return tunnel.Refusef(tunnel.Denied, "listener: user %d may not connect here", uid)
 	}

@@ -141,13 +141,13 @@ func (a *Agent) check(d *decoder, at mapping) {
 		}
 	}
 	if !a.Insecure && !slices.ContainsFunc([]string{"key", "certificateFile", "tokenFile", "userFile", "jwtSVID"}, func(key string) bool { return has(at.node, key) }) {
-		d.errorf(at.node, "add key: NAME with the name of one in identity.keys, certificateFile and keyFile, or tokenFile", "agent needs credentials: the gateways have to know who asks")
+		d.errorf(at.node, "add key: NAME with the name of one in identity.keys, certificateFile and keyFile, or tokenFile", "agent needs credentials: gateways let no unknown caller in")
 	}
 	if a.AnyLocalUser && has(at.node, "localUsers") {
 		d.errorf(keyOf(at.node, "localUsers"), "keep one of them", "localUsers has no effect: anyLocalUser is true")
 	}
 	if runtime.GOOS != "linux" && !a.AnyLocalUser {
-		const why = "every user of this machine could use the agent at %s: %s does not tell whose process has connected"
+		const why = "every user of this machine could use the agent at %s: %s does not tell which user has connected"
 		if a.Auth == nil && !isSocket(a.Proxy) {
 			d.errorf(at.where("proxy"), "add auth, write proxy: unix:PATH, or add anyLocalUser: true", why, a.Proxy, runtime.GOOS)
 		}

@@ -351,7 +351,7 @@ func (d *decoder) checkSocket(l *Listener, at mapping) {
 		}
 	}
 	if l.PeerCredentials && runtime.GOOS != "linux" && runtime.GOOS != "darwin" {
-		d.errorf(at.value("peerCredentials"), "leave it out", "peerCredentials needs Linux or macOS: %s does not tell whose process has connected", runtime.GOOS)
+		d.errorf(at.value("peerCredentials"), "leave it out", "peerCredentials needs Linux or macOS: %s does not tell which user has connected", runtime.GOOS)
 	}
 	if (abstract || l.Mode&0o002 != 0) && !l.PeerCredentials && l.Auth == nil {
 		d.warnf(at.value("address"), "set a group and mode: \"0660\", or identify the callers by peerCredentials or auth", "every user of this machine may connect to %s", clip(l.Address))
@@ -370,7 +370,7 @@ func (d *decoder) checkLocalUsers(l *Listener, at mapping) {
 	case !isLoopback(l.Address):
 		d.errorf(n, "listen on 127.0.0.1 or ::1", "localUsers is for loopback: the user of another machine is not known")
 	case runtime.GOOS != "linux":
-		d.errorf(n, "listen at a Unix socket, or ask for credentials by auth", "localUsers needs Linux: %s does not tell whose process has connected", runtime.GOOS)
+		d.errorf(n, "listen at a Unix socket, or ask for credentials by auth", "localUsers needs Linux: %s does not tell which user has connected", runtime.GOOS)
 	}
 }
 

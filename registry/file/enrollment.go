@@ -83,7 +83,7 @@ func (d *decoder) readEnrollment(path string) (all [][]byte) {
 	}
 	e.CA = &ca
 	if why := readableByOthers(d.beside(e.KeyFile)); why != "" {
-		d.errorf(at.where("keyFile"), "chmod 600 it: whoever has the key can be every device and every workload of the trust domain", "the key of the authority %s", why)
+		d.errorf(at.where("keyFile"), "chmod 600 it: with the key one can be every device and every workload of the trust domain", "the key of the authority %s", why)
 	}
 	const hint = "make one with: culvert ca init --trust-domain DOMAIN"
 	switch leaf := ca.Leaf; {

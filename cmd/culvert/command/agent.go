@@ -133,7 +133,7 @@ func (a *agentFlags) check() error {
 	case a.cert == "" && a.key != "":
 		return usageError("give --cert, too", "--key needs --cert")
 	case a.cert == "" && a.token == "":
-		return usageError("give --cert and --key, or --token-file", "the gateways have to know who asks")
+		return usageError("give --cert and --key, or --token-file", "gateways let no unknown caller in")
 	}
 	for i, to := range a.gateways {
 		a.gateways[i] = withPort(to, "443")
