@@ -84,9 +84,10 @@ services: [{name: %s, ports: [443], endpoints: [%q]}]
 	proxyPort := freePort(t)
 	squid, logs := w.squid(t, proxyPort, port, "alice", "hunter2", "127.0.0.1 "+name+"\n")
 	w.write(t, "password", "hunter2\n")
-	startNear := func() *gateway {
+	// Each has a file of its own: a gateway follows its file.
+	startNear := func(file string) *gateway {
 		t.Helper()
-		return startGateway(t, "--config", w.write(t, "near.yaml", fmt.Sprintf(`
+		return startGateway(t, "--config", w.write(t, file, fmt.Sprintf(`
 listeners: [{address: "127.0.0.1:%s", protocols: [connect]}]
 admin: 127.0.0.1:%s
 upstreamProxy: {url: "http://127.0.0.1:%s", user: alice, passwordCommand: [cat, %s]}
@@ -94,7 +95,7 @@ services:
   - {name: %s, ports: [443], via: [{connect-h2: "https://%s:%s", certificateFile: web.crt, keyFile: web.key, caFile: ca.crt}]}
 `, freePort(t), freePort(t), proxyPort, filepath.Join(w.dir, "password"), svc, name, port)))
 	}
-	near := startNear()
+	near := startNear("near.yaml")
 	ask := func() (stdout, errs string, code int) {
 		return command(t, "curl", "-sS", "--proxy", "http://"+near.addr, "--cacert", w.ca, "--cert", w.cert, "--key", w.key, "https://"+svc+"/")
 	}
@@ -115,7 +116,7 @@ services:
 
 	// A new connection with a wrong password, and one with no proxy.
 	w.write(t, "password", "wrong\n")
-	near = startNear()
+	near = startNear("wrong.yaml")
 	if out, _, code := ask(); code == 0 {
 		t.Fatalf("with a wrong password curl got %q", out)
 	}
@@ -125,7 +126,7 @@ services:
 	squid.signal(syscall.SIGKILL)
 	squid.awaitEnd(t)
 	w.write(t, "password", "hunter2\n")
-	near = startNear()
+	near = startNear("away.yaml")
 	if out, _, code := ask(); code == 0 {
 		t.Fatalf("without the proxy curl got %q", out)
 	}
