@@ -114,7 +114,7 @@ func (w *world) federation(t *testing.T) {
 	// administrator denies that.
 	w.policy(t, ofNamespace, "friends", "{enforcementLevel: Network, action: ALLOW, targetRefs: [{group: '', kind: Service, name: echo}], rules: [{sources: [{type: TrustDomain, trustDomain: north.example}]}]}")
 	w.west.wantServed(t, "what the owner has opened", north)
-	w.west.wantRefused(t, "what the owner has opened to others", east, tunnel.DialFailed) // which its own gateway says
+	w.west.wantRefused(t, "what the owner has opened to others", east, tunnel.NoRoute) // as the gateway of the west says to clients
 	w.west.wantLog(t, "msg=refused", "peer="+eastern, "reason=denied", "policy=shop/friends", `policy_origin="AuthorizationPolicy shop/friends"`)
 	w.policy(t, ofCluster, "no-north", "{enforcementLevel: Network, tier: Admin, action: DENY, rules: [{sources: [{type: TrustDomain, trustDomain: north.example}]}]}")
 	w.west.wantRefused(t, "what the administrator denies", north, tunnel.Denied)
@@ -135,7 +135,7 @@ func (w *world) federation(t *testing.T) {
 	}
 	w.west.wantServed(t, "exposed to the east", east)
 	w.policy(t, ofCluster, "nothing-of-the-east", "{enforcementLevel: Network, tier: Admin, action: DENY, targets: {names: [echo.shop.svc.west.mesh.internal]}, rules: [{sources: [{type: TrustDomain, trustDomain: east.example, networks: [east]}]}]}")
-	w.west.wantRefused(t, "exposed to the east, and denied", east, tunnel.DialFailed)
+	w.west.wantRefused(t, "exposed to the east, and denied", east, tunnel.NoRoute)
 	if out := w.west.explain(t.Context(), listener, w.machine.Addr, eastern); !strings.Contains(out, "denied by nothing-of-the-east of ClusterAuthorizationPolicy nothing-of-the-east, rule 1") {
 		t.Errorf("explain says of the gateway of the east:\n%s\nwant the refusal by the administrator", out)
 	}
