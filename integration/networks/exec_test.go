@@ -55,13 +55,14 @@ services: [{name: web.shop.test, ports: [80], endpoints: ["127.0.0.1:8080"]}]
 	go func() { defer close(ended); _ = web.Serve(ln) }()
 	t.Cleanup(func() { _ = web.Close(); <-ended })
 
-	user := func(args ...string) *exec.Cmd {
+	as := func(uid string, args ...string) *exec.Cmd {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		t.Cleanup(cancel)
-		cmd := host.Command(ctx, "setpriv", append([]string{"--reuid", "65534", "--regid", "65534", "--clear-groups", program, "exec"}, args...)...)
+		cmd := host.Command(ctx, "setpriv", append([]string{"--reuid", uid, "--regid", uid, "--clear-groups", program, "exec"}, args...)...)
 		cmd.Dir = "/"
 		return cmd
 	}
+	user := func(args ...string) *exec.Cmd { return as("65534", args...) }
 	run := func(args ...string) (string, int) {
 		t.Helper()
 		out, err := user(args...).CombinedOutput()
@@ -92,6 +93,9 @@ services: [{name: web.shop.test, ports: [80], endpoints: ["127.0.0.1:8080"]}]
 			t.Fatalf("%v: %s", err, out)
 		}
 		return string(out)
+	}
+	if out, err := as("65533", "--", "true").CombinedOutput(); err == nil || !strings.Contains(string(out), "an agent serves the user that it runs as") {
+		t.Errorf("another user: %v: %s", err, out)
 	}
 	before := state()
 	const udp = `import socket

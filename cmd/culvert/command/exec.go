@@ -1,11 +1,13 @@
 package command
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -96,11 +98,9 @@ func newEnter() *cobra.Command {
 // runExec runs the program and returns its exit code, or an error of exec itself.
 func runExec(ctx context.Context, stderr io.Writer, o *execOptions) (code int, err error) {
 	agent := &agentDialer{address: o.agent}
-	probe, err := agent.DialContext(ctx, "tcp", agent.host())
-	if err != nil {
-		return isolate.NotSetUp, &cliError{err: fmt.Errorf("reach the agent: %w", err), hint: `start "culvert agent", or say where it is with --agent`, code: isolate.NotSetUp}
+	if err := agent.find(ctx); err != nil {
+		return isolate.NotSetUp, err
 	}
-	_ = probe.Close()
 	self, err := os.Executable()
 	if err != nil {
 		return isolate.NotSetUp, err
@@ -234,6 +234,27 @@ func (a *agentDialer) DialContext(ctx context.Context, _, _ string) (net.Conn, e
 		return d.DialContext(ctx, "unix", path)
 	}
 	return d.DialContext(ctx, "tcp", a.address)
+}
+
+// find returns an error unless an agent answers. It asks for the PAC file: any answer will do,
+// for a gateway that has none.
+func (a *agentDialer) find(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	c, err := a.DialContext(ctx, "", "")
+	if err != nil {
+		return &cliError{err: fmt.Errorf("reach the agent: %w", err), hint: `start "culvert agent", or say where it is with --agent`, code: isolate.NotSetUp}
+	}
+	defer c.Close()
+	defer context.AfterFunc(ctx, func() { _ = c.Close() })()
+	if _, err = io.WriteString(c, "GET "+connect.PACPath+" HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"); err == nil {
+		_, err = http.ReadResponse(bufio.NewReader(io.LimitReader(c, 64<<10)), nil)
+	}
+	if err != nil {
+		return &cliError{err: fmt.Errorf("the agent at %s gives no answer: %w", a.address, err),
+			hint: "an agent serves the user that it runs as: start one of your own at another address, and say where it is with --agent", code: isolate.NotSetUp}
+	}
+	return nil
 }
 
 // host returns the address as that of an HTTP proxy.
