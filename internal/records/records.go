@@ -85,6 +85,7 @@ type Input struct {
 	r, w int              // buf[r:w] was read and not used
 	full bool             // the last read was as large as it could be
 	now  bool             // Read is not to wait
+	room int              // bytes that the caller of Fill takes yet
 	err  error            // of the last read, for the next one
 }
 
@@ -107,8 +108,9 @@ func (in *Input) Read(p []byte, read func([]byte) (int, error)) (int, error) {
 		if in.buf == nil {
 			in.buf = inputs.Get().(*[inputSize]byte)
 		}
-		n, err := read(in.buf[:])
-		in.r, in.w, in.full = 0, n, n > inputSize/4
+		most := in.most()
+		n, err := read(in.buf[:most])
+		in.r, in.w, in.full = 0, n, n > most/4
 		if n == 0 {
 			in.free()
 			return 0, err
@@ -118,6 +120,16 @@ func (in *Input) Read(p []byte, read func([]byte) (int, error)) (int, error) {
 	n := copy(p, in.buf[in.r:in.w])
 	in.r += n
 	return n, nil
+}
+
+// most returns how many bytes to read. A caller with a large buffer is a relay, which may be
+// stuck after it: what is read for it fits there, and nothing is left here. A caller with a
+// small one reads frames.
+func (in *Input) most() int {
+	if in.room >= 2*MaxRecord {
+		return min(in.room, inputSize)
+	}
+	return inputSize
 }
 
 func (in *Input) free() {
@@ -131,14 +143,21 @@ func (in *Input) free() {
 // Fill has read, which is the Read of the tls.Conn above, fill p as far as that is possible
 // without waiting.
 func (in *Input) Fill(p []byte, read func([]byte) (int, error)) (n int, err error) {
+	in.room = len(p)
 	n, err = read(p)
 	if n < minFill {
 		return n, err
 	}
 	in.now = true
-	defer func() { in.now = false }()
+	defer func() {
+		in.now = false
+		if in.r == in.w {
+			in.free()
+		}
+	}()
 	for n < len(p) && err == nil {
 		var more int
+		in.room = len(p) - n
 		more, err = read(p[n:])
 		n += more
 	}

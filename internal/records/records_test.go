@@ -200,3 +200,36 @@ func TestNothingFollowsHalfARecord(t *testing.T) {
 		t.Errorf("Write: %d, %v; want none and %v", n, err, broken)
 	}
 }
+
+// A relay that is stuck after a Read has all that was read: nothing is kept for it here.
+func TestRelaysLeaveNothingRead(t *testing.T) {
+	client, server, _ := pair(t)
+	_ = client.SetDeadline(time.Now().Add(time.Minute))
+	const much = 8 << 20
+	sent := make(chan error, 1)
+	go func() {
+		_, err := server.Write(make([]byte, much))
+		sent <- err
+	}()
+	buffered := 0
+	p := make([]byte, Size)
+	for n := 0; n < much; {
+		m, err := client.Read(p)
+		if err != nil {
+			t.Fatalf("after %d bytes: %v", n, err)
+		}
+		n += m
+		if client.below.input.full {
+			buffered++
+		}
+		if client.below.input.buf != nil {
+			t.Fatalf("after %d bytes a buffer of %d is kept, with %d bytes", n, inputSize, client.below.input.w-client.below.input.r)
+		}
+	}
+	if err := <-sent; err != nil {
+		t.Fatal(err)
+	}
+	if buffered == 0 {
+		t.Error("no Read was large: the test tests nothing")
+	}
+}
