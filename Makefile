@@ -77,7 +77,7 @@ test-peers: build ## the tests against real peers, and of the examples, over the
 	@# The tests of dead peers and of networks wait for a minute, on each of the relay's paths, and do nothing: they run beside the others.
 	@netns=; if [ "$$(id -u)" = 0 ]; then \
 	  $(GO) test -tags netns ./internal/testnet/netns ./internal/unixsocket ./internal/capture/... ./internal/isolate || exit 1; \
-	  (cd integration && $(GO) test -tags netns -race ./networks && $(GO) test -tags netns -run '^TestLoss$$' ./bench) || exit 1; \
+	  (cd integration && $(GO) test -tags netns -race -parallel 6 ./networks && $(GO) test -tags netns -run '^TestLoss$$' ./bench) || exit 1; \
 	  (cd integration && for tags in netns netns,copyrelay; do \
 	    $(GO) test -tags $$tags -run '^(TestDeadPeers|TestNetworkFaults|TestBadNetwork)$$' ./reliability || exit 1; done) & netns=$$!; \
 	else echo "not root: the tests in network namespaces" >>$(CULVERT_LEFT_OUT); fi; \

@@ -64,6 +64,7 @@ func udpIn(t *testing.T, ns *netns.NS, addr string) *net.UDPConn {
 // network are refused before one has left, unless the configuration permits it, and QUIC
 // is carried, as it is encrypted.
 func TestDatagramsBetweenNetworks(t *testing.T) {
+	t.Parallel()
 	home, lab := netns.New(t, "home"), netns.New(t, "lab")
 	netns.Link(t, home, "192.0.2.1/24", lab, "192.0.2.2/24")
 	home.Route(t, "198.51.100.0/24", "192.0.2.2")

@@ -21,6 +21,7 @@ import (
 // A user without rights runs programs that know nothing of the agent: their names and
 // connections go to it, nothing else leaves, and the network of the host stays as it is.
 func TestExec(t *testing.T) {
+	t.Parallel()
 	host := netns.New(t, "host")
 	isp := netns.New(t, "isp")
 	netns.Link(t, host, "192.0.2.1/24", isp, "192.0.2.53/24")

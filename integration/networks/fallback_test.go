@@ -460,6 +460,7 @@ func (r *fallbackRun) await(what string, n int64, up string) {
 // make meanwhile all succeed, by what is left: HTTP/3, HTTP/2, WebSockets through nginx, and
 // back.
 func TestFallback(t *testing.T) {
+	t.Parallel()
 	const total = 10000
 	r := newFallbackRun(t)
 	stop := make(chan struct{})

@@ -277,6 +277,7 @@ func (s *hiddenSite) sessions(i int) string {
 // A service behind each kind of NAT, to which nothing is mapped, is reached by name with a
 // client certificate from end to end: an nginx by culvert expose, an openssl by ssh -R.
 func TestHiddenServices(t *testing.T) {
+	t.Parallel()
 	for _, k := range kinds {
 		t.Run(k.name, func(t *testing.T) {
 			s := newHiddenSite(t, k)
@@ -318,6 +319,7 @@ func TestHiddenServices(t *testing.T) {
 // dead without a sign, or a gateway begins again; with one of two gateways killed, requests go
 // on by the other one.
 func TestHiddenServicesComeBack(t *testing.T) {
+	t.Parallel()
 	s := newHiddenSite(t, kinds[1])
 	s.expose("expose")
 	for i := range s.gw {
@@ -415,6 +417,7 @@ func TestHiddenServicesComeBack(t *testing.T) {
 // DNS has the fingerprints of a gateway's host key as ssh-keygen writes them, ssh compares
 // them, and says so if the key is another one. The key stays over a restart.
 func TestSSHHostKeys(t *testing.T) {
+	t.Parallel()
 	s := newHiddenSite(t, kinds[1])
 	fingerprints := func() []string {
 		return lines(s.must(s.client.Command(t.Context(), "dig", "+short", "+tries=3", "@11.0.1.1", "gw1.example", "SSHFP")))

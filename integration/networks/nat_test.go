@@ -134,6 +134,7 @@ func (h *homeSite) join(protocols string) {
 // connected back, by each protocol that a real router speaks, and moves when the address
 // changes.
 func TestGatewayBehindRouter(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct{ protocol, allowed, router string }{
 		{"pcp", "pcp, nat-pmp", "enable_natpmp=yes\n"}, // miniupnpd does not tell by PCP that its address has changed
 		{"nat-pmp", "nat-pmp", "enable_natpmp=yes\n"},

@@ -290,6 +290,7 @@ func (s *site) serve() {
 // can be reached from there, and leads to the same service, which sees the
 // client's certificate. A gateway that dies is not meant any more.
 func TestNamesFromThreeNetworks(t *testing.T) {
+	t.Parallel()
 	s := newSite(t)
 	s.serve()
 	killFirst := s.start(s.east, "east-1", "gateway", gateway("east", "10.1.0.2:443", "192.0.2.1:443"))

@@ -194,6 +194,7 @@ func (b *border) say(d tunnel.Dialer) error {
 // clients send in the clear is not to be read on that way, unless the configuration says
 // insecure. Where config check is content, it arrives; where it is not, it is refused.
 func TestNoPlaintextBetweenNetworks(t *testing.T) {
+	t.Parallel()
 	b := newBorder(t)
 	const (
 		verified = `caFile: ca.crt`

@@ -117,6 +117,7 @@ func background(t *testing.T, cmd *exec.Cmd) (stop func()) {
 // else is asked, even while we are away; for other names that server is asked
 // and we are, and the better answer is taken, be ours that we don't answer.
 func TestResolvedOfTheDocs(t *testing.T) {
+	t.Parallel()
 	t.Run("recursion", func(t *testing.T) { testResolved(t, true) })
 	t.Run("none", func(t *testing.T) { testResolved(t, false) })
 }

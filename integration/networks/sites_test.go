@@ -199,6 +199,7 @@ func (s *joinedSite) has(name string) bool {
 // partition, and after a restart of each gateway. A peer that is removed is refused, and its
 // tunnels end.
 func TestThreeSitesByTwoTokens(t *testing.T) {
+	t.Parallel()
 	all := newJoinedSites(t, "east", "west", "north")
 	east, west, north := all[0], all[1], all[2]
 	policies := map[*joinedSite]string{

@@ -37,6 +37,7 @@ func (s *hiddenSite) probe(server string) (out nat.Status) {
 // A gateway is told by coturn from where it is seen, as coturn's client is by a gateway; and it
 // knows what that means.
 func TestKindsOfNAT(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		kind
 		want nat.Kind
@@ -66,6 +67,7 @@ func TestKindsOfNAT(t *testing.T) {
 // A port that another host has at the router stays that one's, and the gateway is reached at
 // another port. Other programs see its mapping.
 func TestPortsOfOthers(t *testing.T) {
+	t.Parallel()
 	h := newHomeSite(t)
 	h.startRouter("enable_natpmp=yes\nenable_upnp=yes\n")
 	ip := func(args ...string) { t.Helper(); h.home.must(h.home.ns.Command(t.Context(), "ip", args...)) }
