@@ -179,6 +179,7 @@ type assembly struct {
 	kind       string
 	generation uint64
 	lines      int
+	read       int // bytes of lines
 	next       *received
 }
 
@@ -189,6 +190,9 @@ func begin(m *Message, instance string, before *received) (*assembly, error) {
 	case m.Generation == 0:
 		return nil, fmt.Errorf("a %s has no generation", m.Kind)
 	case m.Kind == KindSnapshot:
+		if before != nil && before.instance == instance && m.Generation < before.generation {
+			return nil, fmt.Errorf("a snapshot of generation %d has come after generation %d", m.Generation, before.generation)
+		}
 		a.next = &received{services: map[string]*registry.Service{}, sizes: map[string]int{}, leftOut: map[string]string{}}
 	case before == nil || before.generation == 0 || before.instance != instance:
 		return nil, fmt.Errorf("a change has come, and no snapshot before it")
@@ -207,15 +211,15 @@ func (a *assembly) add(im *importer, m *Message, size int, peerSite string) erro
 	if m.Kind != a.kind || m.Generation != a.generation {
 		return fmt.Errorf("a %s of generation %d has come within a %s of generation %d", m.Kind, m.Generation, a.kind, a.generation)
 	}
-	if a.lines > MaxServices+1 {
+	a.read += size
+	switch {
+	case a.lines > MaxServices+1:
 		return fmt.Errorf("a %s has more than %d lines", a.kind, MaxServices)
+	case a.read > 2*MaxCatalog: // what is removed counts, too, and what this version does not know
+		return fmt.Errorf("a %s has more than %d bytes", a.kind, 2*MaxCatalog)
 	}
 	for _, key := range m.Removed {
 		a.remove(key)
-	}
-	each := 0
-	if len(m.Services) > 0 {
-		each = size / len(m.Services)
 	}
 	for i := range m.Services {
 		s := &m.Services[i]
@@ -223,8 +227,9 @@ func (a *assembly) add(im *importer, m *Message, size int, peerSite string) erro
 			return fmt.Errorf("the key %q is there twice", clip(s.Key))
 		}
 		a.remove(s.Key)
-		a.next.sizes[s.Key] = max(each, 1)
-		a.next.size += max(each, 1)
+		each := s.size()
+		a.next.sizes[s.Key] = each
+		a.next.size += each
 		svc, leftOut := im.service(s, peerSite)
 		if svc != nil {
 			a.next.services[s.Key] = svc

@@ -168,6 +168,24 @@ func clip(s string) string {
 	return s
 }
 
+// size returns the bytes of s in a line without what JSON may add, so that a sender never
+// counts less. It is more than 0.
+func (s *Service) size() int {
+	n := len(`{"key":"","name":"","names":[]}`)
+	for _, word := range []string{s.Key, s.Site, s.Name, s.Service, s.Namespace, s.Cluster} {
+		n += len(word)
+	}
+	for _, words := range [][]string{s.Names, s.ALPN} {
+		for _, word := range words {
+			n += len(word) + len(`""`)
+		}
+	}
+	for _, p := range s.NamedPorts {
+		n += len(`{"name":"","protocol":"tcp","port":1}`) + len(p.Name)
+	}
+	return n + len(s.Ports)*len("1,")
+}
+
 // check returns why nobody can use s.
 func (s *Service) check() error {
 	switch {

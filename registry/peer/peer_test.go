@@ -684,7 +684,7 @@ func TestSequencesThatAreRefused(t *testing.T) {
 	for i := range 102 {
 		flood = append(flood, fmt.Sprintf(`{"version":1,"kind":"snapshot","generation":6,"more":true,"services":[%s]}`, many(100, fmt.Sprintf("k%d-", i))))
 	}
-	for i := range 300 {
+	for i := range 600 {
 		bytes = append(bytes, fmt.Sprintf(`{"version":1,"kind":"snapshot","generation":6,"more":true,"services":[{"key":"k%d","names":["a.west.example"],"x":%q}]}`, i, strings.Repeat("x", 60000)))
 	}
 	for _, c := range []struct {
@@ -698,14 +698,16 @@ func TestSequencesThatAreRefused(t *testing.T) {
 		{"a kind", []string{`{"version":1,"kind":"dance"}`}, "unknown kind"},
 		{"a second hello", []string{hello}, "second hello"},
 		{"a long line", []string{strings.Repeat("x", MaxLine+1)}, "longer than the limit"},
-		{"an old generation", []string{`{"version":1,"kind":"change","generation":5}`}, "after generation 5"},
+		{"a repeated generation", []string{`{"version":1,"kind":"change","generation":5}`}, "generation 5 has come after generation 5"},
+		{"an old generation", []string{strings.Replace(second, "6", "4", 1)}, "generation 4 has come after generation 5"},
+		{"an old snapshot", []string{strings.Replace(first, `"generation":5`, `"generation":4`, 1)}, "generation 4 has come after generation 5"},
 		{"no generation", []string{`{"version":1,"kind":"snapshot"}`}, "no generation"},
 		{"a change in a snapshot", []string{strings.Replace(first, `"generation":5`, `"generation":6,"more":true`, 1), strings.Replace(second, "6", "7", 1)}, "within a snapshot"},
 		{"another generation within", []string{strings.Replace(first, `"generation":5`, `"generation":6,"more":true`, 1), strings.Replace(first, `"generation":5`, `"generation":7`, 1)}, "within a snapshot of generation 6"},
 		{"a key twice", []string{`{"version":1,"kind":"snapshot","generation":6,"services":[` + many(1, "k") + "," + many(1, "k") + `]}`}, "is there twice"},
 		{"a lost change", []string{`{"version":1,"kind":"heartbeat","generation":9}`}, "no change to that"},
 		{"many services", flood, "more than 10000 services"},
-		{"many bytes", bytes, "more than 16777216 bytes"},
+		{"many bytes", bytes, "a snapshot has more than 33554432 bytes"},
 		{"many gateways", []string{`{"version":1,"kind":"heartbeat","gateways":[` + strings.Repeat(`{},`, MaxGateways) + `{}]}`}, "17 gateways"},
 		{"an error", []string{`{"version":1,"kind":"error","error":"no more"}`}, "no more"},
 	} {
