@@ -81,12 +81,13 @@ var inputs = sync.Pool{New: func() any { return new([inputSize]byte) }}
 // asks for while there is much to read, and has no buffer otherwise. Its methods must not be
 // called at the same time. The zero value is ready for use.
 type Input struct {
-	buf  *[inputSize]byte // nil while there is little to read
-	r, w int              // buf[r:w] was read and not used
-	full bool             // the last read was as large as it could be
-	now  bool             // Read is not to wait
-	room int              // bytes that the caller of Fill takes yet
-	err  error            // of the last read, for the next one
+	buf   *[inputSize]byte // nil while there is little to read
+	r, w  int              // buf[r:w] was read and not used
+	full  bool             // the last read was as large as it could be
+	now   bool             // Read is not to wait
+	room  int              // bytes that may be read for the caller of Fill; where large
+	large bool             // the caller of Fill is a relay
+	err   error            // of the last read, for the next one
 }
 
 // Read has read read into p, or into a buffer of the Input's.
@@ -99,18 +100,20 @@ func (in *Input) Read(p []byte, read func([]byte) (int, error)) (int, error) {
 			in.err = nil
 			return 0, err
 		}
-		if !in.full {
+		most := in.most()
+		if !in.full || most <= len(p) {
 			in.free()
 			n, err := read(p)
 			in.full = n == len(p) && n >= 1<<10
+			in.room -= n
 			return n, err
 		}
 		if in.buf == nil {
 			in.buf = inputs.Get().(*[inputSize]byte)
 		}
-		most := in.most()
 		n, err := read(in.buf[:most])
 		in.r, in.w, in.full = 0, n, n > most/4
+		in.room -= n
 		if n == 0 {
 			in.free()
 			return 0, err
@@ -126,7 +129,7 @@ func (in *Input) Read(p []byte, read func([]byte) (int, error)) (int, error) {
 // stuck after it: what is read for it fits there, and nothing is left here. A caller with a
 // small one reads frames.
 func (in *Input) most() int {
-	if in.room >= 2*MaxRecord {
+	if in.large {
 		return min(in.room, inputSize)
 	}
 	return inputSize
@@ -143,7 +146,7 @@ func (in *Input) free() {
 // Fill has read, which is the Read of the tls.Conn above, fill p as far as that is possible
 // without waiting.
 func (in *Input) Fill(p []byte, read func([]byte) (int, error)) (n int, err error) {
-	in.room = len(p)
+	in.room, in.large = len(p)-maxRaw, len(p) >= 2*MaxRecord
 	n, err = read(p)
 	if n < minFill {
 		return n, err
@@ -157,12 +160,14 @@ func (in *Input) Fill(p []byte, read func([]byte) (int, error)) (n int, err erro
 	}()
 	for n < len(p) && err == nil {
 		var more int
-		in.room = len(p) - n
 		more, err = read(p[n:])
 		n += more
 	}
 	return n, nil // crypto/tls returns an error of its own again
 }
+
+// maxRaw is how many bytes of a record the tls.Conn may have read already.
+const maxRaw = MaxRecord + 512
 
 // minFill is how many bytes there are in the first record of many.
 const minFill = 1 << 10

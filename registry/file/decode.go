@@ -264,16 +264,16 @@ func (d *decoder) integer(n *yaml.Node, what string, least, most int) (int, bool
 	if !d.is(n, yaml.ScalarNode, what) {
 		return 0, false
 	}
-	v, err := strconv.Atoi(n.Value)
+	v, err := strconv.ParseInt(n.Value, 10, 64) // Atoi refuses with other words where an int has 32 bits
 	if err != nil || n.ShortTag() != "!!int" && n.ShortTag() != "!!str" {
 		d.errorf(n, "write digits only", "%s must be a whole number, and is %q", what, clip(n.Value))
 		return 0, false
 	}
-	if v < least || v > most {
+	if v < int64(least) || v > int64(most) {
 		d.errorf(n, "", "%s is %d, want %d to %d", what, v, least, most)
 		return 0, false
 	}
-	return v, true
+	return int(v), true
 }
 
 func (d *decoder) duration(n *yaml.Node, what string, least time.Duration, to *time.Duration) {
