@@ -20,9 +20,9 @@ import (
 )
 
 // A Session is what a Router has let through for somebody else than its Relay
-// to carry: datagrams, which have no end of stream and no order. It is decided
-// as any request is, it is on the Relay's list of what is open, counts there
-// and is ended there, and it has one Outcome.
+// to carry: datagrams, which have no end of stream and no order, or a stream of this
+// process itself. It is decided as any request is, it is on the Relay's list of what is
+// open, counts there and is ended there, and it has one Outcome.
 type Session struct {
 	Conn     net.Conn // to the service, or after Admit to the client; the caller of Open or Admit closes it, before End
 	Endpoint Endpoint
@@ -48,13 +48,13 @@ type Carrier interface {
 	Kill(why Reason)
 }
 
-// Open takes req, which is for datagrams, as far as a service: resolve, allow,
-// dial, by the same steps as ServeTunnel. It calls neither req.Accept nor
-// req.Refuse. After an error the Outcome has been told, and the client is the
+// Open takes req as far as a service: resolve, allow, dial, by the same steps as
+// ServeTunnel. It calls neither req.Accept nor req.Refuse. Where Endpoint.TLSOnly is set,
+// the caller sends nothing but TLS. After an error the Outcome has been told, and the client is the
 // caller's to tell; after none the caller calls Carry and Recheck, and End once.
 //
-// A successful dial of UDP does not show that a server is there, so the route's
-// Report gets failures only. See Session.Failed.
+// A successful dial of UDP does not show that a server is there, so for datagrams the
+// route's Report gets failures only. See Session.Failed.
 func (r *Router) Open(ctx context.Context, req *Request) (*Session, error) {
 	o := r.newOutcome(req)
 	lease := r.client(req)

@@ -119,7 +119,7 @@ func serveMail(t *testing.T, got chan<- string) string {
 // The ports are the same after a reload, a restart and a kill.
 func TestServersThatSpeakFirst(t *testing.T) {
 	w := newPortsWorld(t)
-	keys, shell := w.sshd(t)
+	keys, shell := w.sshd(t, "echo through the gateway")
 	mails := make(chan string, 10)
 	services := map[string]string{
 		"shell.example.test": "127.0.0.1:" + shell,

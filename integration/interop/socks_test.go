@@ -163,7 +163,7 @@ else:
 // ssh reaches a server behind the gateway by its name, through nc.
 func TestSSHBySOCKS(t *testing.T) {
 	w := newWorld(t)
-	dir, port := w.sshd(t)
+	dir, port := w.sshd(t, "echo through the gateway")
 	g := startSocks(t, w, service("shell.example.test", "127.0.0.1:"+port))
 	out, errs, code := command(t, "ssh", "-F", "/dev/null", "-i", filepath.Join(dir, "client"), "-o", "BatchMode=yes",
 		"-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null", "-o", "IdentitiesOnly=yes",

@@ -209,7 +209,7 @@ func TestSSHSharesAConnection(t *testing.T) {
 // Behind a gateway as jump host there is an ordinary sshd, whose name is one of -R itself.
 func TestSSHJumpsToAName(t *testing.T) {
 	w := newSSHWorld(t)
-	keys, port := w.sshd(t)
+	keys, port := w.sshd(t, "echo through the gateway")
 	p := start(t, "ssh", w.ssh("-N", "-R", "shell.edge.example.test:22:127.0.0.1:"+port, w.host)...)
 	w.registered(t, p, "shell.edge.example.test")
 	config := w.write(t, "ssh_config", fmt.Sprintf(`

@@ -26,6 +26,7 @@ const (
 // those of a CA nobody knows.
 type world struct {
 	dir             string
+	authority       *testca.CA
 	client, service *testca.Pair
 
 	ca, cert, key       string // files
@@ -44,6 +45,7 @@ func newWorld(t *testing.T) *world {
 	ca, err := testca.New("example.test", nil)
 	must(t, err)
 	must(t, ca.Save(w.dir))
+	w.authority = ca
 	w.client = issue(t, ca, w.dir, "web", testca.Options{SPIFFEID: clientID, Usage: testca.ClientOnly})
 	w.service = issue(t, ca, w.dir, "svc", testca.Options{
 		SPIFFEID: "spiffe://example.test/ns/shop/sa/svc", DNSNames: []string{svc}, Usage: testca.ServerOnly,
@@ -146,9 +148,9 @@ events {}
 	start(t, "nginx", "-p", dir, "-e", "stderr", "-c", w.write(t, name+".conf", conf)).listens(t, addr)
 }
 
-// sshd starts an OpenSSH server on a port of loopback that tells everyone the
-// same. The key "client" of the folder lets in.
-func (w *world) sshd(t *testing.T) (dir, port string) {
+// sshd starts an OpenSSH server on a port of loopback that runs one command, whatever its clients
+// ask for; "" runs theirs. The key "client" of the folder lets in.
+func (w *world) sshd(t *testing.T, forced string) (dir, port string) {
 	t.Helper()
 	dir = filepath.Join(w.dir, "ssh")
 	must(t, os.MkdirAll(dir, 0o700))
@@ -165,11 +167,19 @@ func (w *world) sshd(t *testing.T) (dir, port string) {
 	}
 	port = freePort(t)
 	sshd := start(t, "/usr/sbin/sshd", "-D", "-e", "-f", "/dev/null", "-h", filepath.Join(dir, "host"), "-p", port,
-		"-o", "ListenAddress=127.0.0.1", "-o", "PidFile=none", "-o", "StrictModes=no", "-o", "UsePAM=no",
+		"-o", "ListenAddress=127.0.0.1", "-o", "PidFile=none", "-o", "MaxStartups=1000", "-o", "StrictModes=no", "-o", "UsePAM=no",
 		"-o", "AuthorizedKeysFile="+filepath.Join(dir, "authorized"), "-o", "PasswordAuthentication=no", "-o", "KbdInteractiveAuthentication=no",
-		"-o", "ForceCommand=echo through the gateway")
+		"-o", "ForceCommand="+orNone(forced), "-o", "Subsystem=sftp internal-sftp")
 	sshd.listens(t, "127.0.0.1:"+port)
 	return dir, port
+}
+
+// orNone is what sshd calls no command.
+func orNone(command string) string {
+	if command == "" {
+		return "none"
+	}
+	return command
 }
 
 // route is a --route of the service, for any port.

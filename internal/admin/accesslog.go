@@ -147,7 +147,7 @@ func fields(o *tunnel.Outcome, w fieldWriter) {
 	if o.ID != 0 {
 		w.unsigned("id", o.ID) // number of the request in this process
 	}
-	text("proto", o.Proto, maxField)       // protocol of the client: sni, connect, connect-h2, connect-h3, connect-udp, hbone, socks5, ssh, websocket, proxy, quic, tcp or udp; tls where TLS that ends at the gateway failed
+	text("proto", o.Proto, maxField)       // protocol of the client: sni, connect, connect-h2, connect-h3, connect-udp, hbone, socks5, ssh, websocket, proxy, quic, tcp, udp, or dial for the process itself; tls where TLS that ends at the gateway failed
 	text("listener", o.Listener, maxField) // listener that accepted the connection, as configured
 	if o.Source.IsValid() {
 		w.address("source", o.Source, maxField) // the client's address; of a Unix socket, `unix:uid=1000,pid=4711` for the user and the number of the process that connected

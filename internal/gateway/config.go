@@ -33,6 +33,9 @@ type Config struct {
 	// to be configured. They are opened in any case.
 	SourcesListen bool
 
+	// DialOnly says that requests come by Gateway.Dial, so that there need not be a listener.
+	DialOnly bool
+
 	// Mesh is the zone of its names, and the network the gateway is in.
 	Mesh registry.Mesh
 

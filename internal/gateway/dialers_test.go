@@ -69,7 +69,10 @@ func startGateway(t *testing.T, cfg Config) (addr string, g *Gateway) {
 		cancel()
 		wg.Wait()
 	})
-	return g.Addrs()[0].String(), g
+	if !cfg.DialOnly {
+		addr = g.Addrs()[0].String()
+	}
+	return addr, g
 }
 
 // service is svc.test:443, directly or by hops.

@@ -129,7 +129,7 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 	if g.log == nil {
 		g.log = slog.New(slog.DiscardHandler)
 	}
-	if len(cfg.Listeners) == 0 && cfg.ServicePorts == nil && cfg.DNS == nil && len(cfg.SourceListeners) == 0 && !cfg.SourcesListen && cfg.Reverse == nil {
+	if len(cfg.Listeners) == 0 && cfg.ServicePorts == nil && cfg.DNS == nil && len(cfg.SourceListeners) == 0 && !cfg.SourcesListen && !cfg.DialOnly && cfg.Reverse == nil {
 		return nil, errors.New("gateway: no listener")
 	}
 	g.expiry = newExpiryWatch(g.log, cfg.Identity)

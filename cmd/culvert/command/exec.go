@@ -1,13 +1,10 @@
 package command
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
 	"io"
-	"net"
-	"net/http"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -17,7 +14,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"culvert.dev/connect"
 	"culvert.dev/dns"
 	"culvert.dev/internal/capture"
 	"culvert.dev/internal/isolate"
@@ -79,7 +75,7 @@ gives the program HTTPS_PROXY and ALL_PROXY, which not every program heeds; with
 	}
 	f := cmd.Flags()
 	f.SetInterspersed(false)
-	f.StringVar(&o.agent, "agent", "127.0.0.1:1080", "where the agent is asked by CONNECT: HOST:PORT or unix:PATH")
+	f.StringVar(&o.agent, "agent", defaultAgent, "where the agent is asked by CONNECT: HOST:PORT or unix:PATH")
 	f.BoolVar(&o.strict, "strict", false, "fail where the program cannot have a network of its own")
 	_ = cmd.RegisterFlagCompletionFunc("agent", cobra.NoFileCompletions)
 	return cmd
@@ -223,62 +219,3 @@ func (n isolatedNames) Answer(q dns.Question, a *dns.Answer) {
 
 // Updated implements dns.Names.
 func (isolatedNames) Updated() time.Time { return time.Now() }
-
-// An agentDialer is the one way out: it asks the agent by CONNECT.
-type agentDialer struct{ address string } // HOST:PORT or unix:PATH
-
-// DialContext dials the agent itself.
-func (a *agentDialer) DialContext(ctx context.Context, _, _ string) (net.Conn, error) {
-	var d net.Dialer
-	if path, ok := strings.CutPrefix(a.address, "unix:"); ok {
-		return d.DialContext(ctx, "unix", path)
-	}
-	return d.DialContext(ctx, "tcp", a.address)
-}
-
-// find returns an error unless an agent answers. It asks for the PAC file: any answer will do,
-// for a gateway that has none.
-func (a *agentDialer) find(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
-	defer cancel()
-	c, err := a.DialContext(ctx, "", "")
-	if err != nil {
-		return &cliError{err: fmt.Errorf("reach the agent: %w", err), hint: `start "culvert agent", or say where it is with --agent`, code: isolate.NotSetUp}
-	}
-	defer c.Close()
-	defer context.AfterFunc(ctx, func() { _ = c.Close() })()
-	if _, err = io.WriteString(c, "GET "+connect.PACPath+" HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"); err == nil {
-		_, err = http.ReadResponse(bufio.NewReader(io.LimitReader(c, 64<<10)), nil)
-	}
-	if err != nil {
-		return &cliError{err: fmt.Errorf("the agent at %s gives no answer: %w", a.address, err),
-			hint: "an agent serves the user that it runs as: start one of your own at another address, and say where it is with --agent", code: isolate.NotSetUp}
-	}
-	return nil
-}
-
-// host returns the address as that of an HTTP proxy.
-func (a *agentDialer) host() string {
-	if strings.HasPrefix(a.address, "unix:") {
-		return "agent:80"
-	}
-	return a.address
-}
-
-// Resolve implements tunnel.Resolver: everything goes to the agent, which decides.
-func (a *agentDialer) Resolve(context.Context, *tunnel.Request) (tunnel.Route, error) {
-	return tunnel.Route{Service: "agent", Endpoints: []tunnel.Endpoint{{Host: a.address, HealthKey: a.address, Transport: a}}}, nil
-}
-
-// Dial implements tunnel.Transport.
-func (a *agentDialer) Dial(ctx context.Context, _ *tunnel.Endpoint, req *tunnel.Request) (net.Conn, error) {
-	return (&connect.Dialer{Proxy: a.host(), Dialer: a}).DialContext(ctx, "tcp", req.Target())
-}
-
-// Check implements tunnel.Transport.
-func (*agentDialer) Check(*tunnel.Endpoint) error { return nil }
-
-// Info implements tunnel.Transport.
-func (a *agentDialer) Info() tunnel.TransportInfo {
-	return tunnel.TransportInfo{Hops: []string{"connect " + a.address}}
-}

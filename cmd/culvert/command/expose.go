@@ -232,24 +232,12 @@ func runExpose(ctx context.Context, now <-chan struct{}, stdout, stderr io.Write
 		}
 		log = slog.New(admin.NewHandler(stderr, false, level))
 	}
-	cfg, err := gatewayConfig(c)
-	if err != nil {
-		return err
-	}
-	ids, err := newIdentities(ctx, c.Identity, log)
+	x := newExposing(stdout, o)
+	g, ids, err := inProcess(ctx, c, log, func(cfg *gateway.Config) { cfg.Observe = x.observe })
 	if err != nil {
 		return err
 	}
 	defer ids.close()
-	(&credentials{store: ids.store, log: log}).use(c.Credentials)
-	x := newExposing(stdout, o)
-	cfg.Log, cfg.Identity, cfg.JWTSVID, cfg.Observe = log, ids.store, ids.jwtSVID, x.observe
-	cfg.DrainDelay = -1 // there is no listener that anybody would have to stop using first
-	cfg.Sources = []registry.Source{registry.Static{Name: "flags", Snapshot: c.Snapshot()}}
-	g, err := gateway.New(ctx, cfg)
-	if err != nil {
-		return err
-	}
 	running, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
 	ran := make(chan error, 1)
@@ -258,6 +246,32 @@ func runExpose(ctx context.Context, now <-chan struct{}, stdout, stderr io.Write
 	refused := x.follow(ctx, g, ran, func() { stop(gateway.ErrInterrupted) })
 	x.end()
 	return refused
+}
+
+// inProcess returns a gateway of c that serves no listener, for a command that runs it for
+// itself, and its keys, which the caller closes. adapt, if it is not nil, changes what New takes.
+func inProcess(ctx context.Context, c *file.Config, log *slog.Logger, adapt func(*gateway.Config)) (*gateway.Gateway, *identities, error) {
+	cfg, err := gatewayConfig(c)
+	if err != nil {
+		return nil, nil, err
+	}
+	ids, err := newIdentities(ctx, c.Identity, log)
+	if err != nil {
+		return nil, nil, err
+	}
+	(&credentials{store: ids.store, log: log}).use(c.Credentials)
+	cfg.Log, cfg.Identity, cfg.JWTSVID = log, ids.store, ids.jwtSVID
+	cfg.DrainDelay = -1 // there is no listener that anybody would have to stop using first
+	cfg.Sources = []registry.Source{registry.Static{Name: "flags", Snapshot: c.Snapshot()}}
+	if adapt != nil {
+		adapt(&cfg)
+	}
+	g, err := gateway.New(ctx, cfg)
+	if err != nil {
+		ids.close()
+		return nil, nil, err
+	}
+	return g, ids, nil
 }
 
 // follow says what is going on until g has stopped. It calls stop where no gateway will ever
