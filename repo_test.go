@@ -27,6 +27,7 @@ var layers = []struct {
 	{"tunnel", []string{"tunnel/internal/poll", "tunnel/internal/relay"}, "the vocabulary stands on the standard library alone, so that everything can stand on it"},
 	{"tunnel/internal/poll", nil, "waiting for sockets has nothing to do with what is carried"},
 	{"tunnel/internal/relay", []string{"tunnel/internal/poll"}, "carrying bytes has nothing to do with whose they are"},
+	{".", []string{"dns", "identity", "internal/gateway", "registry", "tunnel"}, "the library is the composition of a gateway, in the process of a program that asks or serves"},
 	{"tunnel/tunneltest", []string{"tunnel"}, "conformance suites are of the seams, not of what is behind them"},
 	{"sni", []string{"tunnel"}, "a protocol knows the seams and no other protocol"},
 	{"connect", []string{"internal/records", "tunnel"}, "a protocol knows the seams and no other protocol"},
@@ -277,7 +278,7 @@ func eachFile(t *testing.T, f func(path string, imports []string)) {
 // public are the packages that another program may want. Each has an example that
 // runs as a test, and says in its documentation how stable its API is.
 var public = []string{
-	"tunnel", "sni", "connect", "connect/h2", "connect/h3", "connect/hbone", "connect/proxyproto", "connect/socks5", "connect/ssh", "connect/ws", "delegation", "policy", "registry", "dns",
+	".", "tunnel", "sni", "connect", "connect/h2", "connect/h3", "connect/hbone", "connect/proxyproto", "connect/socks5", "connect/ssh", "connect/ws", "delegation", "policy", "registry", "dns",
 }
 
 func TestPublicPackages(t *testing.T) {

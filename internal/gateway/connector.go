@@ -31,6 +31,12 @@ type Exposed struct {
 	// To is what serves it, with its port. The zero Endpoint stands for the services that
 	// the table has.
 	To registry.Endpoint
+
+	// Serve, if it is set, has this process serve it, in place of To. It is called for each
+	// request, and must not block. It calls admit, which returns the stream of a client that
+	// was told yes and is Serve's to close; where admit fails, the client has heard. An error
+	// of Serve without that is a refusal.
+	Serve func(admit func() (tunnel.Stream, error)) error
 }
 
 // registrations returns what gateways are asked for.
@@ -121,7 +127,7 @@ func (c *connector) run(ctx context.Context) error {
 }
 
 func (c *connector) newClient(r *Reverse) (*reverse.Client, error) {
-	client := &reverse.Client{Handler: c.router, Via: c.g.via, Log: c.g.log}
+	client := &reverse.Client{Handler: c, Via: c.g.via, Log: c.g.log}
 	for i := range r.Gateways {
 		hop, err := c.g.upstreams.NextHop(r.Gateways[i : i+1])
 		if err != nil {
@@ -161,6 +167,25 @@ func (c *connector) state() []reverse.SessionState {
 		return nil
 	}
 	return client.State()
+}
+
+// ServeTunnel implements tunnel.Handler for requests that come on sessions.
+func (c *connector) ServeTunnel(ctx context.Context, req *tunnel.Request) {
+	e := c.find(req)
+	if e == nil || e.Serve == nil {
+		c.router.ServeTunnel(ctx, req)
+		return
+	}
+	err := e.Serve(func() (tunnel.Stream, error) {
+		s, err := c.router.Admit(req, e.Name.String())
+		if err != nil {
+			return nil, err
+		}
+		return newOwnStream(s.Conn.(tunnel.Stream), s, true), nil // which Accept has returned
+	})
+	if err != nil {
+		c.router.Refuse(req, err)
+	}
 }
 
 // Resolve implements tunnel.Resolver for requests that come on sessions. Gateways reach the
