@@ -58,6 +58,7 @@ func (r *Router) ServeTunnel(ctx context.Context, req *Request) {
 		r.refused(o, err)
 		return
 	}
+	accepted := client
 	o.Dialed = time.Since(req.Start) - o.Waited
 	if req.Datagrams != nil {
 		req.slot.lend(&lease)
@@ -72,10 +73,13 @@ func (r *Router) ServeTunnel(ctx context.Context, req *Request) {
 		}
 	}
 	req.slot.lend(&lease)
-	rec := r.newRecord(req, &o, dialed, isMultiplexed(server), lease)
+	rec, watchers := watched(r.newRecord(req, &o, dialed, isMultiplexed(server), lease), accepted, server)
 	carried = true
 	var t relay.Tunnel
 	r.Relay.carry(&t, client, server, route.IdleTimeout, route.HalfClosedTimeout, rec, req.slot)
+	if watchers != nil {
+		tellBegan(watchers, t)
+	}
 	if r.revoked(rec, route.Generation) {
 		t.Kill(Revoked)
 	}
