@@ -6,6 +6,7 @@ import (
 	"errors"
 	"log/slog"
 	mathrand "math/rand/v2"
+	"net"
 	"net/netip"
 	"slices"
 	"sync"
@@ -36,6 +37,11 @@ type Gateway struct {
 	// means one. Behind a balancer of connections the client dials again and again until
 	// it has met as many.
 	Replicas int
+
+	// Pool is how many pool connections a session has that wait, at most MaxPool; 0 means
+	// none. DialPool opens one, by TCP and as it is: to where the session leads.
+	Pool     int
+	DialPool func(ctx context.Context) (net.Conn, error)
 }
 
 // A Client keeps sessions from a connector to gateways and serves the requests that come on
@@ -48,6 +54,9 @@ type Client struct {
 
 	// Via is what this process calls itself: a request that has been here is refused.
 	Via func() string
+
+	// Budget has the descriptors of pool connections; nil means no limit.
+	Budget *tunnel.Budget
 
 	// Changed is told of each change of State. It must not block. May be nil.
 	Changed func()
@@ -76,6 +85,7 @@ type SessionState struct {
 	Since     time.Time `json:"since,omitzero"` // of the session, or of the failure
 	Replica   string    `json:"replica,omitempty"`
 	Streams   int       `json:"streams"`
+	Pool      int       `json:"pool,omitempty"`  // pool connections that wait
 	Error     string    `json:"error,omitempty"` // why there is no session
 	Names     []Result  `json:"names,omitempty"`
 	Draining  bool      `json:"draining,omitempty"`
@@ -294,6 +304,9 @@ func (c *Client) connect(ctx context.Context, s *slot) (*clientSession, error) {
 		return nil, err
 	}
 	x := &clientSession{client: c, slot: s, carrier: newCarrierConn(conn), since: time.Now(), drained: make(chan struct{}), ended: make(chan struct{})}
+	if s.gateway.Pool > 0 && s.gateway.DialPool != nil {
+		x.pool = newClientPool(x)
+	}
 	opened := false
 	defer func() {
 		if !opened { // also after a panic
@@ -389,6 +402,9 @@ func (c *Client) State() []SessionState {
 		one := SessionState{Gateway: s.gateway.Name, Since: s.since}
 		if x := s.session; x != nil {
 			one.Connected, one.Replica, one.Streams, one.Names, one.Draining = true, x.replica, int(x.streams.Load()), x.names, x.isDraining()
+			if x.pool != nil {
+				one.Pool = x.pool.idleCount()
+			}
 		} else if s.err != nil {
 			one.Error, one.Err = s.err.Error(), s.err
 		}

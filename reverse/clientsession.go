@@ -23,7 +23,8 @@ type clientSession struct {
 	since   time.Time
 	proto   h2.Protocol
 	streams atomic.Int64
-	telling sync.Mutex // held by tellNames
+	pool    *clientPool // nil for none
+	telling sync.Mutex  // held by tellNames
 	replica string
 	names   []Result // guarded by the client's mu
 
@@ -76,7 +77,7 @@ func (x *clientSession) serve(ctx context.Context) {
 	if x.client.Via != nil {
 		via = x.client.Via
 	}
-	x.proto.Service = &service{connect.Protocol{CurrentVia: via}}
+	x.proto.Service = &service{connect.Protocol{CurrentVia: via}, x.pool}
 	late := time.AfterFunc(controlTimeout, func() {
 		defer x.client.recovered()
 		x.mu.Lock()
@@ -125,17 +126,34 @@ func (x *clientSession) isDraining() bool {
 // ServeTunnel implements tunnel.Handler: it serves one stream of the session.
 func (x *clientSession) ServeTunnel(ctx context.Context, req *tunnel.Request) {
 	if req.Name == controlName {
-		x.serveControl(req)
+		x.serveControl(ctx, req)
 		return
 	}
 	x.streams.Add(1)
-	defer x.streams.Add(-1)
+	left := sync.OnceFunc(func() { x.streams.Add(-1) })
+	accept, accepted := req.Accept, false
+	req.Accept = func() (tunnel.Stream, error) {
+		stream, err := accept()
+		st, ok := stream.(*h2.Stream)
+		if err != nil || !ok {
+			return stream, err
+		}
+		accepted = true
+		return &servedStream{st, left}, nil
+	}
+	defer func() {
+		if !accepted {
+			left()
+		}
+	}()
+	ctx, done := x.overPool(ctx, req)
+	defer done()
 	req.Listener = "reverse:" + x.slot.gateway.Name
 	x.client.Handler.ServeTunnel(ctx, req)
 }
 
 // serveControl serves the control stream, whose end is that of the session.
-func (x *clientSession) serveControl(req *tunnel.Request) {
+func (x *clientSession) serveControl(ctx context.Context, req *tunnel.Request) {
 	x.mu.Lock()
 	taken := x.control != nil
 	x.mu.Unlock()
@@ -169,6 +187,12 @@ func (x *clientSession) serveControl(req *tunnel.Request) {
 		x.tellNames()
 		s.ping(done, x.carrier)
 	})
+	if x.pool != nil {
+		telling.Go(func() {
+			defer x.client.recovered()
+			x.pool.run(ctx, done)
+		})
+	}
 	x.fail(fmt.Errorf("reverse: the control stream ended: %w", s.read(x.handle)))
 }
 
@@ -193,6 +217,10 @@ func (x *clientSession) handle(c *control) error {
 		x.client.mu.Unlock()
 		x.logRefused(c.Names)
 		x.client.changed()
+	case kindTickets:
+		if x.pool != nil {
+			x.pool.got(c.Tickets)
+		}
 	case kindDrain:
 		x.mu.Lock()
 		first := !x.draining
@@ -297,16 +325,13 @@ func (x *clientSession) Panicked(_ *tunnel.Request, v any) {
 }
 
 // A service admits the requests of a session.
-type service struct{ connect.Protocol }
-
-// AdmitList implements connect.Service. The gateway asks for the control stream on behalf of the
-// connector's own request, which is no loop.
-func (s *service) AdmitList(ctx context.Context, req *tunnel.Request, list *connect.HeaderList) (context.Context, connect.Fields, error) {
-	if strings.HasPrefix(list.Authority, controlName.String()+":") {
-		return new(connect.Protocol).AdmitList(ctx, req, list)
-	}
-	return s.Protocol.AdmitList(ctx, req, list)
+type service struct {
+	connect.Protocol
+	pool *clientPool // nil for none
 }
+
+// isControl reports whether the control stream is asked for.
+func isControl(authority string) bool { return strings.HasPrefix(authority, controlName.String()+":") }
 
 // Name implements connect.Service.
 func (*service) Name() string { return "reverse" }

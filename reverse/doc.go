@@ -17,4 +17,8 @@
 //		return err // an *tunnel.Error: Denied, or Overload
 //	}
 //	defer m.Leave()
+//
+// A connector may keep pool connections to the gateway, too, beside its session: a PoolProtocol
+// takes them, by tickets that the session has handed out. A request comes on the session all the
+// same, and its bytes then go over a pool connection, which the kernel moves.
 package reverse

@@ -69,7 +69,9 @@ func FuzzServerSession(f *testing.F) {
 		_ = fr.WriteSettingsAck()
 		_ = fr.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: heads(":status", "200"), EndHeaders: true})
 		_ = fr.WriteData(1, false, []byte(`{"kind":"ping"}`+"\n"+`{"kind":"register","register":[{"name":"other.example"},{"name":"*.other.example","port":8443}]}`+"\n"))
+		_ = fr.WriteData(1, false, []byte(`{"kind":"tickets","count":1000000}`+"\n"+`{"kind":"tickets","count":-5}`+"\n"+`{"kind":"tickets","tickets":[{"id":1}]}`+"\n"))
 		_ = fr.WriteData(1, false, []byte(`{"kind":"drain"}`+"\n"))
+		_ = fr.WriteData(1, false, []byte(`{"kind":"tickets","count":1}`+"\n"))
 		_ = fr.WriteWindowUpdate(0, 1<<20)
 		_ = fr.WriteData(1, true, nil)
 	}))
@@ -146,6 +148,20 @@ func (g *fuzzedGateway) Dial(ctx context.Context, _ *tunnel.Endpoint, _ *tunnel.
 	return near, nil
 }
 
+// dialPool is how the connector opens pool connections, which g reads until they end.
+func (g *fuzzedGateway) dialPool(ctx context.Context) (net.Conn, error) {
+	near, far, err := tcpPair(ctx)
+	if err != nil {
+		return nil, err
+	}
+	g.ending.Go(func() {
+		defer far.Close()
+		_ = far.SetDeadline(time.Now().Add(pollLimit))
+		_, _ = io.Copy(io.Discard, far)
+	})
+	return near, nil
+}
+
 func (*fuzzedGateway) Check(*tunnel.Endpoint) error { return nil }
 
 func (*fuzzedGateway) Info() tunnel.TransportInfo { return tunnel.TransportInfo{} }
@@ -176,12 +192,22 @@ func FuzzClientSession(f *testing.F) {
 		}
 		_ = fr.WriteGoAway(0, http2.ErrCodeEnhanceYourCalm, nil)
 	})))
+	f.Add(slices.Concat([]byte(ok), []byte(http2.ClientPreface), frames(func(fr *http2.Framer) {
+		_ = fr.WriteSettings()
+		asker(fr, 1, controlName.String()+":443")
+		one := `{"id":7,"ticket":"` + strings.Repeat("A", 43) + `="}`
+		_ = fr.WriteData(1, false, []byte(`{"kind":"tickets","tickets":[`+one+","+one+`,{"id":8,"ticket":"AA=="}]}`+"\n"+`{"kind":"tickets","tickets":[`+one+`]}`+"\n"))
+		for id, field := range map[uint32]string{3: "7", 5: "7", 7: "99999999999999999999", 9: "-1"} {
+			_ = fr.WriteHeaders(http2.HeadersFrameParam{StreamID: id, BlockFragment: heads(":method", "CONNECT", ":authority", "cam.edge.example:443", poolField, field), EndHeaders: true})
+		}
+		_ = fr.WriteData(1, true, nil)
+	})))
 	f.Fuzz(func(t *testing.T, sent []byte) {
 		if len(sent) > maxFuzzed {
 			return
 		}
 		g := &fuzzedGateway{sent: sent, over: make(chan struct{})}
-		c := &Client{Handler: echo, Log: noPanic(t), Gateways: []Gateway{{Name: "gw", Transport: g}}}
+		c := &Client{Handler: echo, Log: noPanic(t), Budget: &tunnel.Budget{Limit: 100}, Gateways: []Gateway{{Name: "gw", Transport: g, Pool: 2, DialPool: g.dialPool}}}
 		c.SetNames([]Registration{named("cam.edge.example")})
 		stop := run(t, c)
 		eventually(t, "the session has ended", func() bool {
@@ -194,6 +220,9 @@ func FuzzClientSession(f *testing.F) {
 		})
 		stop()
 		g.ending.Wait()
+		if n := c.Budget.Used(); n != 0 {
+			t.Errorf("%d descriptors are taken after the end", n)
+		}
 	})
 }
 

@@ -44,6 +44,12 @@ type Registration struct {
 	// Allow has the ids of the callers that may connect; empty means that the gateway's
 	// policies alone decide. It is for names that no service of the configuration has.
 	Allow []string `json:"allow,omitzero"`
+
+	// Insecure says that what clients send may go over pool connections although it is not
+	// encrypted. Without it that is for TLS which passes through by its name.
+	Insecure bool `json:"insecure,omitzero"`
+
+	raw bool // of a copy for Open: a pool connection may be used
 }
 
 // A Session reaches one connector. Its methods may be called at any time, by anyone.
@@ -395,9 +401,12 @@ func (g *Groups) held(name tunnel.Name) *heldName {
 	return h
 }
 
-// Transport returns the transport to the members of a group. It is for
+// Transport returns the transport to the members of a group, for streams to which the
+// gateway itself adds something where added is true: that is never sent unencrypted. It is for
 // upstream.Transports.Group.
-func (g *Groups) Transport(group string) tunnel.Transport { return groupTransport{g, group} }
+func (g *Groups) Transport(group string, added bool) tunnel.Transport {
+	return groupTransport{g, group, added}
+}
 
 // A Listed is a name of Groups.List.
 type Listed struct {

@@ -159,7 +159,7 @@ func TestTheTableDecidesWhoServesAName(t *testing.T) {
 	r := &registry.Registry{
 		Live: g.Service,
 		NewTransport: func(_ *registry.Service, ep *registry.Endpoint, _ *registry.Gateway) (tunnel.Transport, error) {
-			return g.Transport(ep.Group), nil
+			return g.Transport(ep.Group, false), nil
 		},
 	}
 	g.Authorize = r.MayRegister
@@ -231,7 +231,7 @@ func TestStreamsGoToTheLeastLoadedSession(t *testing.T) {
 	join(broken, 1)
 	lightMember := join(light, 1)
 	join(heavy, 3)
-	tr := g.Transport("@a.example")
+	tr := g.Transport("@a.example", false)
 	dial := func(want error) {
 		t.Helper()
 		c, err := tr.Dial(t.Context(), &tunnel.Endpoint{}, by("caller"))
@@ -266,7 +266,7 @@ func TestStreamsGoToTheLeastLoadedSession(t *testing.T) {
 	if len(broken.asked) != 0 {
 		t.Error("another session was asked after a final refusal")
 	}
-	if err := g.Transport("@b.example").Check(&tunnel.Endpoint{}); reasonOf(err) != tunnel.DialFailed {
+	if err := g.Transport("@b.example", false).Check(&tunnel.Endpoint{}); reasonOf(err) != tunnel.DialFailed {
 		t.Errorf("a group without sessions: got %v, want %q", err, tunnel.DialFailed)
 	}
 }

@@ -104,7 +104,7 @@ func (r *toReplica) Dial(ctx context.Context, ep *tunnel.Endpoint, asked *tunnel
 		if s == nil {
 			return nil, tunnel.Refusef(tunnel.NoRoute, "no such name")
 		}
-		return r.groups.Transport(s.Endpoints[0].Group).Dial(ctx, &tunnel.Endpoint{Addr: ep.Addr}, req)
+		return r.groups.Transport(s.Endpoints[0].Group, false).Dial(ctx, &tunnel.Endpoint{Addr: ep.Addr}, req)
 	}
 	near, far, err := tcpPair(ctx)
 	if err != nil {
@@ -179,7 +179,7 @@ func TestReplicasPassRequestsOn(t *testing.T) {
 	if n := all[0].passed.Load(); n != 4 {
 		t.Errorf("%d requests came to the replica with the session, want 4", n)
 	}
-	info := all[1].groups.Transport(liveGroup(named("cam.edge.example").Name)).Info()
+	info := all[1].groups.Transport(liveGroup(named("cam.edge.example").Name), false).Info()
 	if len(info.Hops) != 2 || info.Hops[0] != "replica "+all[0].Replica()+" at 192.0.2.0:443" {
 		t.Errorf("the hops are %q, want the replica and its session", info.Hops)
 	}
@@ -188,7 +188,7 @@ func TestReplicasPassRequestsOn(t *testing.T) {
 	// replica, which does not pass it on again.
 	passedOn := by(replicaIDOfTests)
 	passedOn.Name, passedOn.TLS = tunnel.MustParseName("cam.edge.example"), &tunnel.EndedTLS{Peer: passedOn.Peer}
-	_, err := all[1].groups.Transport("@cam.edge.example").Dial(t.Context(), &tunnel.Endpoint{Addr: netip.AddrPortFrom(netip.Addr{}, 8443)}, passedOn)
+	_, err := all[1].groups.Transport("@cam.edge.example", false).Dial(t.Context(), &tunnel.Endpoint{Addr: netip.AddrPortFrom(netip.Addr{}, 8443)}, passedOn)
 	if !errors.Is(err, errPassedOn) || tunnel.ReasonOf(err) != tunnel.DialFailed {
 		t.Errorf("a request that was passed on before: got %v, want %v", err, errPassedOn)
 	}
@@ -282,7 +282,7 @@ func TestReplicasDrain(t *testing.T) {
 	}
 	eventually(t, "the third one knows of both", func() bool { return all[2].remotes("cam.edge.example") == 2 })
 	all[0].replicas.Drain()
-	at := groupTransport{all[2].groups, group}
+	at := groupTransport{groups: all[2].groups, name: group}
 	eventually(t, "it knows that one drains", func() bool {
 		for range 20 {
 			if got := at.elsewhere(443); len(got) != 2 || got[0].link.replicaID() != all[1].Replica() || !got[1].Draining {

@@ -44,7 +44,8 @@ type Server struct {
 	lastID   uint64
 	sessions map[*serverSession]struct{}
 	attached map[*Attachment]struct{}
-	owners   map[string]int // sessions by owner
+	owners   map[string]int            // sessions by owner
+	tickets  map[[32]byte]issuedTicket // by their hash
 }
 
 // Replica returns what this process calls itself to connectors. Each has another.
@@ -70,6 +71,7 @@ func (s *Server) ServeTunnel(ctx context.Context, req *tunnel.Request) {
 	end := tunnel.End{Reason: tunnel.Internal}
 	defer func() {
 		close(x.gone)
+		x.endPool()
 		_ = x.carrier.Close()
 		_ = x.dialer.Close()
 		admitted.End(end)
@@ -146,6 +148,7 @@ func (s *Server) Drain() {
 	all, attached := s.open()
 	for _, x := range all {
 		x.tellDrain()
+		x.stopPool()
 	}
 	for _, a := range attached {
 		a.drain()
@@ -194,6 +197,7 @@ type SessionInfo struct {
 	Streams   int
 	In, Out   int64 // bytes, of all streams
 	Draining  bool
+	Pool      int // pool connections that wait
 	Names     []Registration
 }
 

@@ -14,6 +14,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"culvert.dev/connect"
 	"culvert.dev/connect/h2"
 	"culvert.dev/tunnel"
 )
@@ -33,6 +34,10 @@ type serverSession struct {
 	killed  atomic.Pointer[tunnel.Reason]
 
 	telling sync.Mutex // held by tellNames
+	pool    pool
+
+	tickets    [][32]byte // hashes of those that were issued; guarded by the server's mu
+	lastPoolID uint64     // guarded by the server's mu
 
 	mu        sync.Mutex // guards what follows
 	connector string
@@ -158,6 +163,9 @@ func (x *serverSession) handle(c *control) error {
 			m.Drain()
 		}
 		x.mu.Unlock()
+		x.stopPool()
+	case kindTickets:
+		return x.giveTickets(c.Count)
 	}
 	return nil
 }
@@ -194,8 +202,25 @@ func (x *serverSession) Open(ctx context.Context, req *tunnel.Request, reg *Regi
 		return nil, ctx.Err()
 	}
 	to := net.JoinHostPort(reg.Name.Suffix.String(), strconv.Itoa(int(max(reg.Port, 1))))
+	fields := callerFields(req)
+	var ready net.Conn
+	var id string
+	if reg.raw {
+		if ready, id = x.takePool(); ready != nil {
+			fields = append(fields, connect.Field{Name: poolField, Value: id})
+		}
+	}
 	x.streams.Add(1)
-	c, _, err := x.dialer.Open(ctx, &h2.Head{Authority: to, Fields: callerFields(req)})
+	c, answer, err := x.dialer.Open(ctx, &h2.Head{Authority: to, Fields: fields})
+	if err == nil && ready != nil {
+		if used, n := answer.Get(poolField); n == 1 && used == id {
+			_ = c.Close()
+			return x.newPoolStream(ready), nil
+		}
+	}
+	if ready != nil {
+		_ = ready.Close()
+	}
 	if err != nil {
 		x.streams.Add(-1)
 		return nil, err
@@ -307,6 +332,7 @@ func (x *serverSession) info() SessionInfo {
 	i := SessionInfo{
 		ID: x.id, Owner: x.req.Peer.ID, Source: x.req.Source, Listener: x.req.Listener, Proto: x.req.Proto,
 		Secure: x.req.TLS != nil, Since: x.since, Streams: x.Streams(), In: x.out.Load(), Out: x.in.Load(),
+		Pool: x.poolCount(),
 	}
 	x.mu.Lock()
 	defer x.mu.Unlock()

@@ -185,7 +185,7 @@ func (g *testGateway) dial(t *testing.T, name string, port uint16) (net.Conn, st
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), pollLimit)
 	defer cancel()
-	c, err := g.groups.Transport(s.Endpoints[0].Group).Dial(ctx, &tunnel.Endpoint{Addr: netip.AddrPortFrom(netip.Addr{}, port)}, &tunnel.Request{Name: n, Port: port})
+	c, err := g.groups.Transport(s.Endpoints[0].Group, false).Dial(ctx, &tunnel.Endpoint{Addr: netip.AddrPortFrom(netip.Addr{}, port)}, &tunnel.Request{Name: n, Port: port})
 	if err != nil {
 		return nil, "", err
 	}

@@ -17,6 +17,7 @@ import (
 type groupTransport struct {
 	groups *Groups
 	name   string
+	added  bool // the gateway adds something to what clients send
 }
 
 // members returns those that serve a port, 0 for any. They must not be changed.
@@ -100,7 +101,7 @@ func (t groupTransport) dialAny(ctx context.Context, ep *tunnel.Endpoint, req *t
 			}
 			name = req.Name
 		}
-		c, err := d.open(ctx, req, name, ep, len(dials)-i)
+		c, err := d.open(ctx, req, name, ep, len(dials)-i, t.added)
 		if err == nil {
 			return c, nil
 		}
@@ -127,7 +128,7 @@ func (d *groupDial) pattern() tunnel.Pattern {
 
 // open opens a stream for req to name. It leaves part of the time of ctx for the others, of
 // which there are left with this one: the client has heard nothing yet.
-func (d *groupDial) open(ctx context.Context, req *tunnel.Request, name tunnel.Name, ep *tunnel.Endpoint, left int) (net.Conn, error) {
+func (d *groupDial) open(ctx context.Context, req *tunnel.Request, name tunnel.Name, ep *tunnel.Endpoint, left int, added bool) (net.Conn, error) {
 	if end, ok := ctx.Deadline(); ok && left > 1 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, time.Until(end)/2)
@@ -138,6 +139,7 @@ func (d *groupDial) open(ctx context.Context, req *tunnel.Request, name tunnel.N
 	}
 	asked := d.local.Registration
 	asked.Name, asked.Port = tunnel.Pattern{Suffix: name}, ep.Addr.Port()
+	asked.raw = !added && (req.Hello != 0 || asked.Insecure)
 	return d.local.session.Open(ctx, req, &asked)
 }
 

@@ -68,6 +68,8 @@ type control struct {
 	Kind     string         `json:"kind"`
 	Register []Registration `json:"register,omitempty"` // of register: all names from now on
 	Names    []Result       `json:"names,omitempty"`    // of registered
+	Count    int            `json:"count,omitzero"`     // of tickets, from the connector: how many more it wants
+	Tickets  []poolTicket   `json:"tickets,omitempty"`  // of tickets, from the gateway
 }
 
 // Kinds of control lines. Others are ignored.
@@ -76,6 +78,7 @@ const (
 	kindRegister   = "register"   // the connector has other names
 	kindRegistered = "registered" // the answer to register
 	kindDrain      = "drain"      // the sender is about to stop: use others
+	kindTickets    = "tickets"    // for pool connections: the wish for them, and the answer
 )
 
 // errTooLarge is the error for a line of more than maxLine bytes.

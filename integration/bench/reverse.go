@@ -37,7 +37,11 @@ func pairings() []pairing {
 	return []pairing{
 		{
 			name: us, version: func(ctx context.Context, _ string) string { return "HTTP/2 inside of TLS 1.3, its default" },
-			gateway: reverseGateway, connector: reverseConnector, collect: collectCulvert, holds: "reverse", sessions: 1000,
+			gateway: reverseGateway, connector: reverseConnector(0), collect: collectCulvert, holds: "reverse", sessions: 1000,
+		},
+		{
+			name: us + "-pool", version: func(context.Context, string) string { return "the same with `poolConnections: 5`" },
+			gateway: reverseGateway, connector: reverseConnector(5), collect: collectCulvert,
 		},
 		{
 			name: "frp", program: "frps", version: func(ctx context.Context, folder string) string {
@@ -81,7 +85,7 @@ func reverseGateway(r rig) (*exec.Cmd, error) {
 	file, err := r.write("culvert.yaml", fmt.Sprintf(`listeners:
   - {address: "%s", protocols: [sni]}
   - address: "%s"
-    protocols: [ssh, sni]
+    protocols: [ssh, sni, reverse-pool]
     ssh: {hostKeyFile: %s, authorizedKeysFile: %s}
     tls: [{names: [%s], protocols: [connect], certificateFile: %s, keyFile: %s, clientCAFile: {bench.test: %s}}]
 admin: %s
@@ -102,22 +106,25 @@ services: []
 	return exec.Command(r.culvert, "gateway", "--config", file), nil
 }
 
-func reverseConnector(r rig) (*exec.Cmd, error) {
-	file, err := r.write("connector.yaml", fmt.Sprintf(`admin: %s
+func reverseConnector(pool int) func(r rig) (*exec.Cmd, error) {
+	return func(r rig) (*exec.Cmd, error) {
+		file, err := r.write("connector.yaml", fmt.Sprintf(`admin: %s
 log: {level: error}
 reverse:
   to: [%s]
+  poolConnections: %d
   serverName: %s
   certificateFile: %s
   keyFile: %s
   caFile: %s
   expose:
     - {name: %s, to: "%s"}
-`, apart(r.admin), apart(r.listen), quicName, keyFile("bench.crt"), keyFile("bench.key"), keyFile("ca.crt"), serviceName(0), r.target(0)))
-	if err != nil {
-		return nil, err
+`, apart(r.admin), apart(r.listen), pool, quicName, keyFile("bench.crt"), keyFile("bench.key"), keyFile("ca.crt"), serviceName(0), r.target(0)))
+		if err != nil {
+			return nil, err
+		}
+		return exec.Command(r.culvert, "gateway", "--config", file), nil
 	}
-	return exec.Command(r.culvert, "gateway", "--config", file), nil
 }
 
 func frps(mux bool) func(r rig) (*exec.Cmd, error) {
@@ -351,6 +358,14 @@ func reverseRows() []row {
 	}
 }
 
+// poolRows are the targets of pool connections.
+func poolRows() []row {
+	return []row{
+		{id: "down1", title: "pool connections, download, 1 stream, MiB/s", more: true, than: "frp-nomux", ratio: 1.2},
+		{id: "cpudown1", title: "pool connections, CPU per GiB of both, 1 stream, s", digit: 2, limit: 0.6},
+	}
+}
+
 // sshRows are the targets of SSH.
 func sshRows() []row {
 	return []row{
@@ -385,6 +400,7 @@ func (b *reverseBench) report(ctx context.Context, w io.Writer) {
 	b.results.table(w, names, "frp", reverseRows())
 	fmt.Fprint(w, "\n```\n")
 	b.results.judgeRows(w, us, reverseRows())
+	b.results.judgeRows(w, us+"-pool", poolRows())
 	b.results.judgeRows(w, us+"-ssh", sshRows())
 	fmt.Fprint(w, "```\n")
 	for _, t := range b.trouble {

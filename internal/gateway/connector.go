@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"net"
 	"net/netip"
 	"reflect"
 	"slices"
@@ -21,6 +22,7 @@ import (
 type Reverse struct {
 	Gateways []registry.Hop // each of one address
 	Replicas int            // of each gateway that get a session each; 0 means 1
+	Pool     int            // connections to each that wait for requests
 	Expose   []Exposed
 }
 
@@ -50,7 +52,7 @@ func (r *Reverse) registrations() []reverse.Registration {
 
 // sameGateways reports whether sessions of r serve o, too.
 func (r *Reverse) sameGateways(o *Reverse) bool {
-	return r != nil && o != nil && r.Replicas == o.Replicas && reflect.DeepEqual(r.Gateways, o.Gateways)
+	return r != nil && o != nil && r.Replicas == o.Replicas && r.Pool == o.Pool && reflect.DeepEqual(r.Gateways, o.Gateways)
 }
 
 // A connector keeps the sessions of Config.Reverse, and serves what comes on them.
@@ -127,14 +129,20 @@ func (c *connector) run(ctx context.Context) error {
 }
 
 func (c *connector) newClient(r *Reverse) (*reverse.Client, error) {
-	client := &reverse.Client{Handler: c, Via: c.g.via, Log: c.g.log}
+	client := &reverse.Client{Handler: c, Via: c.g.via, Budget: c.router.Budget, Log: c.g.log}
 	for i := range r.Gateways {
 		hop, err := c.g.upstreams.NextHop(r.Gateways[i : i+1])
 		if err != nil {
 			return nil, err
 		}
 		to := strings.Join(r.Gateways[i].Addresses, ", ")
-		client.Gateways = append(client.Gateways, reverse.Gateway{Name: r.Gateways[i].HostPort(to), Transport: hop, Replicas: r.Replicas})
+		name := r.Gateways[i].HostPort(to)
+		client.Gateways = append(client.Gateways, reverse.Gateway{
+			Name: name, Transport: hop, Replicas: r.Replicas, Pool: r.Pool,
+			DialPool: func(ctx context.Context) (net.Conn, error) {
+				return c.g.upstreams.FirstHop().DialContext(ctx, "tcp", name)
+			},
+		})
 	}
 	client.SetNames(r.registrations())
 	return client, nil
@@ -321,8 +329,9 @@ type ConnectorSession struct {
 	TLS       bool                   `json:"tls"`
 	Since     time.Time              `json:"since"`
 	Streams   int                    `json:"streams"`
-	In        int64                  `json:"in"`  // bytes from the connector
-	Out       int64                  `json:"out"` // bytes to it
+	In        int64                  `json:"in"`             // bytes from the connector
+	Out       int64                  `json:"out"`            // bytes to it
+	Pool      int                    `json:"pool,omitempty"` // pool connections that wait
 	Draining  bool                   `json:"draining,omitempty"`
 	Names     []reverse.Registration `json:"names"`
 }
@@ -350,7 +359,7 @@ func (g *Gateway) Connectors() Connectors {
 	for _, s := range g.sessions.Sessions() {
 		one := ConnectorSession{
 			ID: s.ID, Owner: s.Owner, Connector: s.Connector, Source: s.Source.String(), Listener: s.Listener, Protocol: s.Proto, TLS: s.Secure,
-			Since: s.Since, Streams: s.Streams, In: s.In, Out: s.Out, Draining: s.Draining, Names: s.Names,
+			Since: s.Since, Streams: s.Streams, In: s.In, Out: s.Out, Pool: s.Pool, Draining: s.Draining, Names: s.Names,
 		}
 		if one.Names == nil {
 			one.Names = []reverse.Registration{}
@@ -371,6 +380,12 @@ func (g *Gateway) Connectors() Connectors {
 func (g *Gateway) reverseGauges() {
 	m := g.metrics
 	m.Gauge("culvert_reverse_sessions", "Sessions of connectors to this gateway.", func() float64 { return float64(len(g.sessions.Sessions())) })
+	m.Gauge("culvert_reverse_pool_connections", "Pool connections of connectors that wait for requests.", func() (n float64) {
+		for _, s := range g.sessions.Sessions() {
+			n += float64(s.Pool)
+		}
+		return n
+	})
 	m.Gauge("culvert_reverse_names", "Names that connectors have registered, or that are kept for their owners.", func() float64 { return float64(len(g.groups.List())) })
 	m.Gauge("culvert_reverse_replicas_connected", "Other replicas of this gateway that tell it of their sessions.", func() (n float64) {
 		for _, s := range g.replicas.Status() {

@@ -193,7 +193,7 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 	g.connector.use(cfg.Reverse)
 	g.sessions.Router = g.router
 	g.handler = &reservedNames{router: g.router, arrived: g.nat.proofs.arrived, handlers: map[tunnel.Name]reservedName{
-		reverse.Name: {Handler: g.sessions}, dialBackName: {Handler: g.router},
+		reverse.Name: {Handler: g.sessions}, reverse.PoolName: {Handler: g.sessions.Pool(), Anonymous: true}, dialBackName: {Handler: g.router},
 	}}
 	g.newReplicas(direct, budget)
 	if err := g.newPeers(); err != nil {

@@ -484,7 +484,7 @@ func listenAddrs(address string) []netip.Addr {
 
 // namesNoPort reports whether requests by a protocol name no port.
 func namesNoPort(protocol string) bool {
-	return protocol == "sni" || protocol == "proxy" || protocol == "quic" || protocol == "postgres" || protocol == registry.PlainTCP
+	return protocol == "sni" || protocol == "proxy" || protocol == "quic" || protocol == "postgres" || protocol == "reverse-pool" || protocol == registry.PlainTCP
 }
 
 // hasCredentials reports whether the clients of a protocol can show who they are.

@@ -22,7 +22,7 @@ func (d *decoder) plaintext() string {
 		if l.RequireTLS { // of all that is not inside TLS
 			spoken = l.Inner()
 		}
-		protocols := slices.DeleteFunc(spoken, func(p string) bool { return p == "sni" || p == "quic" || p == "postgres" })
+		protocols := slices.DeleteFunc(spoken, func(p string) bool { return p == "sni" || p == "quic" || p == "postgres" || p == "reverse-pool" })
 		switch {
 		case !l.Service.IsZero() && l.RequireTLS:
 		case !l.Service.IsZero():

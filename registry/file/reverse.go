@@ -13,6 +13,7 @@ type reverseSessions struct {
 	Protocol string    `yaml:"protocol" oneof:"connect connect-h2 connect-h3 websocket hbone" default:"connect"`
 	Path     string    `yaml:"path" as:"tunnelPath"` // of websocket; "" means the default
 	Replicas int       `yaml:"replicas,min=1,max=16" default:"1"`
+	Pool     int       `yaml:"poolConnections,min=0,max=64" default:"0"`
 	Expose   []exposed `yaml:"expose,required" what:"a name" empty:"list the names to serve"`
 	hopAccess
 }
@@ -25,6 +26,8 @@ type exposed struct {
 	Group  string            `yaml:"group" as:"label"`
 	Weight uint16            `yaml:"weight,min=1,max=1000" default:"1"`
 	Allow  []string          `yaml:"allow" what:"an id" unique:"id" empty:"leave the key out to have the gateway's policies decide"`
+
+	Insecure bool `yaml:"insecure"` // what is no TLS may go over pool connections
 }
 
 // A Reverse is the gateways that this one keeps sessions to, and the names that it serves by
@@ -32,6 +35,7 @@ type exposed struct {
 type Reverse struct {
 	Gateways []registry.Hop // each of one address
 	Replicas int            // of each gateway, that get a session each
+	Pool     int            // connections to each that wait for requests
 	Expose   []Exposed
 }
 
@@ -43,6 +47,8 @@ type Exposed struct {
 	Group  string
 	Weight uint16
 	Allow  []string
+
+	Insecure bool // what is no TLS may go over pool connections
 }
 
 // registered returns r as the rest of the program has it, without the content of its files.
@@ -50,7 +56,7 @@ func (r *reverseSessions) registered() *Reverse {
 	if r == nil {
 		return nil
 	}
-	out := &Reverse{Replicas: r.Replicas}
+	out := &Reverse{Replicas: r.Replicas, Pool: r.Pool}
 	for _, to := range readable(r.To) {
 		hop := r.hopAccess.registered()
 		hop.Proto = r.Protocol
@@ -88,6 +94,9 @@ func (r *reverseSessions) check(d *decoder, at mapping) {
 	if at.node != nil && !has(at.node, "key") && !has(at.node, "certificateFile") && !has(at.node, "tokenFile") && !has(at.node, "userFile") && !has(at.node, "jwtSVID") {
 		d.errorf(at.node, "add key: NAME with the name of one in identity.keys, or tokenFile", "reverse needs credentials: a name has an owner, whom the gateway has to know")
 	}
+	if r.Pool > 0 && r.Protocol == "connect-h3" {
+		d.errorf(keyOf(at.node, "poolConnections"), "use another protocol, or leave it out", "poolConnections are TCP connections, and connect-h3 reaches the gateways by UDP")
+	}
 	type place struct {
 		name tunnel.Pattern
 		port uint16
@@ -97,6 +106,11 @@ func (r *reverseSessions) check(d *decoder, at mapping) {
 		e, n := &r.Expose[i], at.item("expose", i)
 		if e.Name.Suffix.IsReserved() {
 			d.errorf(n, "give it another name", "name %q: %s", e.Name, registry.ReservedName)
+		}
+		if e.Insecure && r.Pool == 0 {
+			d.errorf(keyOf(n, "insecure"), "leave it out, or add poolConnections", "insecure has no effect: it is about pool connections, and there are none")
+		} else if e.Insecure {
+			d.warnf(keyOf(n, "insecure"), "", "name %q is insecure: what its clients and the service send goes to the gateways unencrypted, unless it is TLS", e.Name)
 		}
 		p := place{e.Name, e.Port}
 		if j, twice := first[p]; twice && e.Name != (tunnel.Pattern{}) {

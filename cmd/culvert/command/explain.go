@@ -77,8 +77,9 @@ The exit code is 0 for a route and 1 for a refusal.`,
 	return cmd
 }
 
-// allProtocols are those a request may have come by: behind postgres it is sni.
-var allProtocols = append(slices.DeleteFunc(slices.Clone(file.Protocols), func(p string) bool { return p == "postgres" }), "hbone", "connect-h3", "connect-udp", "tcp", "udp")
+// allProtocols are those a request may have come by: behind postgres it is sni, and by
+// reverse-pool comes none.
+var allProtocols = append(slices.DeleteFunc(slices.Clone(file.Protocols), func(p string) bool { return p == "postgres" || p == "reverse-pool" }), "hbone", "connect-h3", "connect-udp", "tcp", "udp")
 
 // explainProtocols are those that a question may be asked of by its protocol:
 // ports for one service have no other.

@@ -197,3 +197,52 @@ func TestReverseGuide(t *testing.T) {
 		return false
 	}, "the session has the other name")
 }
+
+// With pool connections, what clients and the service send each other goes over these, and
+// the service is reached as without.
+func TestReversePool(t *testing.T) {
+	w := newReverseWorld(t)
+	w.gatewayRecipe = strings.Replace(w.gatewayRecipe, "protocols: [sni]", "protocols: [sni, reverse-pool]", 1)
+	w.gateway = w.startGateway(t)
+	_, to, _ := strings.Cut(w.recipe, "  to: [")
+	old, _, _ := strings.Cut(to, "]")
+	w.recipe = strings.Replace(w.recipe, old, fmt.Sprintf("%q", w.gateway.addrs[0]), 1)
+	connector := w.connector(t, "spiffe://corp.example/ns/edge/sa/one", strings.Replace(w.recipe, "  key: edge\n", "  key: edge\n  poolConnections: 2\n", 1))
+	full := func() bool {
+		s, at := connector.Status().Reverse, w.gateway.Connectors().Sessions
+		return s != nil && s.To[0].Pool == 2 && len(at) == 1 && at[0].Pool == 2
+	}
+	const want = "hello spiffe://corp.example/ns/web/sa/client\n"
+	for range 4 {
+		testnet.Eventually(t, patience, full, "the pool is full")
+		before := w.gateway.Connectors().Sessions[0]
+		if got, err := w.ask(t, "cam.edge.example"); err != nil || got != want {
+			t.Fatalf("got %q and %v, want %q", got, err, want)
+		}
+		testnet.Eventually(t, patience, func() bool {
+			now := w.gateway.Connectors().Sessions[0]
+			return now.Streams == 0 && now.In > before.In && now.Out > before.Out
+		}, "the session counts what went over the pool connection")
+	}
+	if err := probe(w.gateway.addrs[0], "\x00culvert-pool/1\n"+strings.Repeat("x", 32)); err == nil {
+		t.Error("a connection with a ticket of nobody's is open")
+	}
+}
+
+// probe returns why a connection has ended that sends something.
+func probe(address, text string) error {
+	c, err := net.Dial("tcp", address)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	_ = c.SetDeadline(time.Now().Add(patience))
+	if _, err := c.Write([]byte(text)); err != nil {
+		return err
+	}
+	_, err = c.Read(make([]byte, 1))
+	if ne, ok := err.(net.Error); ok && ne.Timeout() {
+		return nil
+	}
+	return err
+}

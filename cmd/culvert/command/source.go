@@ -232,10 +232,10 @@ func reverseSessions(c *file.Config) *gateway.Reverse {
 	if c.Reverse == nil {
 		return nil
 	}
-	out := &gateway.Reverse{Gateways: c.Reverse.Gateways, Replicas: c.Reverse.Replicas}
+	out := &gateway.Reverse{Gateways: c.Reverse.Gateways, Replicas: c.Reverse.Replicas, Pool: c.Reverse.Pool}
 	for _, e := range c.Reverse.Expose {
 		out.Expose = append(out.Expose, gateway.Exposed{
-			Registration: reverse.Registration{Name: e.Name, Port: e.Port, Group: e.Group, Weight: e.Weight, Allow: e.Allow}, To: e.To,
+			Registration: reverse.Registration{Name: e.Name, Port: e.Port, Group: e.Group, Weight: e.Weight, Allow: e.Allow, Insecure: e.Insecure}, To: e.To,
 		})
 	}
 	return out

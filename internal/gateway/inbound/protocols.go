@@ -19,6 +19,7 @@ import (
 	"culvert.dev/internal/postgres"
 	"culvert.dev/internal/termination"
 	"culvert.dev/registry"
+	"culvert.dev/reverse"
 	"culvert.dev/sni"
 	"culvert.dev/tunnel"
 )
@@ -231,6 +232,8 @@ func (l *Listener) speak(names []string, s *registry.ListenerSettings, inside bo
 				continue
 			}
 			ps = append(ps, &proxyproto.Protocol{})
+		case reverse.PoolProtocolName:
+			ps = append(ps, new(reverse.PoolProtocol))
 		case "ssh":
 			p := &ssh.Protocol{Sessions: l.builder.Sessions}
 			if err := useSSH(p, s.SSH); err != nil {

@@ -57,9 +57,9 @@ type Transports struct {
 	// that there are no commands.
 	RunCommand func(ctx context.Context, argv []string, limit int) ([]byte, error)
 
-	// Group returns the transport to the connectors of a group. Nil means that there are
-	// none.
-	Group func(name string) tunnel.Transport
+	// Group returns the transport to the connectors of a group, for streams to which a layer
+	// adds something where added is true. Nil means that there are none.
+	Group func(name string, added bool) tunnel.Transport
 
 	// Log is told what services are not told; nil discards it.
 	Log *slog.Logger
@@ -121,7 +121,7 @@ func (t *Transports) New(s *registry.Service, ep *registry.Endpoint, g *registry
 		if t.Group == nil {
 			return nil, fmt.Errorf("gateway: endpoint group %q: this gateway takes no reverse sessions", ep.Group)
 		}
-		return WithLayers(registry.NotFinal(t.Group(ep.Group)), layers...), nil
+		return WithLayers(registry.NotFinal(t.Group(ep.Group, len(layers) > 0)), layers...), nil
 	case len(via) > 0:
 		hop, err := t.NextHop(via)
 		if err != nil {
