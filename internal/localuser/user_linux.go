@@ -114,6 +114,11 @@ func parseAnswer(b []byte, client, server netip.AddrPort) (uid uint32, err error
 	}
 	var want [36]byte
 	putID(want[:], client, server)
+	if body[0] == unix.AF_INET6 { // also of a socket that sees IPv4 by addresses such as ::ffff:127.0.0.1, as those of Java do
+		from, to := client.Addr().As16(), server.Addr().As16()
+		copy(want[4:20], from[:])
+		copy(want[20:36], to[:])
+	}
 	if string(body[4:4+36]) != string(want[:]) {
 		return 0, errors.New("an answer about another socket")
 	}

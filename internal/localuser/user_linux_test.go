@@ -46,8 +46,7 @@ func connectAndWait(t *testing.T) {
 	_ = c.Close()
 }
 
-// The user of a connection is that of the process which made it, for both families and for
-// clients that see IPv4 by sockets of IPv6.
+// The user of a connection is that of the process which made it, for both families.
 func TestUserIsThatOfTheProcess(t *testing.T) {
 	if os.Getenv(connectOnce) != "" {
 		connectAndWait(t)
@@ -91,6 +90,29 @@ func TestUserIsThatOfTheProcess(t *testing.T) {
 				t.Errorf("%s: user %s is admitted: %v, want %v", address, strconv.Itoa(uid), admitted, ok)
 			}
 		}
+	}
+}
+
+// A client may see IPv4 by a socket of IPv6.
+func TestUserOfAMappedAddress(t *testing.T) {
+	ln := listen(t, "127.0.0.1:0")
+	fd, err := syscall.Socket(syscall.AF_INET6, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer syscall.Close(fd)
+	at := ln.Addr().(*net.TCPAddr).AddrPort()
+	if err := syscall.Connect(fd, &syscall.SockaddrInet6{Port: int(at.Port()), Addr: at.Addr().Unmap().As16()}); err != nil {
+		t.Fatal(err)
+	}
+	c, err := ln.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	client, server := ends(c)
+	if uid, err := User(client, server); err != nil || uid != uint32(os.Getuid()) {
+		t.Errorf("got user %d, %v; want %d", uid, err, os.Getuid())
 	}
 }
 
