@@ -12,8 +12,9 @@ import (
 )
 
 // agentOf starts a gateway with services, and an agent that asks it with the certificate of the
-// client. The agent listens at the addresses that are returned: a port, and a Unix socket.
-func (w *world) agentOf(t *testing.T, services string) (gw, agent *gateway, at []string) {
+// client. The agent listens at the addresses that are returned, a port and a Unix socket, and at
+// those of its forwards.
+func (w *world) agentOf(t *testing.T, services, forwards string) (gw, agent *gateway, at []string) {
 	t.Helper()
 	issue(t, w.authority, w.dir, "gw", testca.Options{SPIFFEID: "spiffe://example.test/gateway", IPs: []net.IP{net.IPv4(127, 0, 0, 1)}, Usage: testca.ServerOnly})
 	gw = startGateway(t, "--config", w.write(t, "gw.yaml", fmt.Sprintf(`
@@ -25,9 +26,9 @@ services:
 %s`, freePort(t), freePort(t), services)))
 	proxy, socket := "127.0.0.1:"+freePort(t), "unix:"+filepath.Join(w.dir, "agent.sock")
 	agent = startGateway(t, "--config", w.write(t, "agent.yaml", fmt.Sprintf(`
-agent: {gateway: %q, certificateFile: web.crt, keyFile: web.key, caFile: ca.crt, proxy: %q}
+agent: {gateway: %q, certificateFile: web.crt, keyFile: web.key, caFile: ca.crt, proxy: %q, names: ["*.shop.example", "*.example.test"], forwards: {%s}}
 listeners: [{address: %q, protocols: [connect]}]
 admin: 127.0.0.1:%s
-`, gw.addr, proxy, socket, freePort(t))))
+`, gw.addr, proxy, forwards, socket, freePort(t))))
 	return gw, agent, []string{proxy, socket}
 }

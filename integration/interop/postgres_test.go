@@ -52,7 +52,7 @@ func (w *world) postgresOf(t *testing.T, bin string, plain bool) (addr string) {
 	t.Helper()
 	ca, err := testca.Load(w.dir, nil)
 	must(t, err)
-	issue(t, ca, w.dir, "db", testca.Options{SPIFFEID: "spiffe://example.test/db", DNSNames: []string{postgresName}, Usage: testca.ServerOnly})
+	issue(t, ca, w.dir, "db", testca.Options{SPIFFEID: "spiffe://example.test/db", DNSNames: []string{postgresName, "db.shop.example"}, Usage: testca.ServerOnly})
 	dir := filepath.Join(w.dir, "postgres")
 	must(t, os.MkdirAll(dir, 0o700))
 	unprivileged := func(cmd *exec.Cmd) *exec.Cmd { return cmd }

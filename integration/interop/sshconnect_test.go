@@ -20,7 +20,7 @@ import (
 func TestSSHByConnect(t *testing.T) {
 	w := newWorld(t)
 	keys, port := w.sshd(t, "")
-	gw, agent, at := w.agentOf(t, fmt.Sprintf("  - {name: %s, ports: [22], endpoints: [\"127.0.0.1:%s\"]}\n", svc, port))
+	gw, agent, at := w.agentOf(t, fmt.Sprintf("  - {name: %s, ports: [22], endpoints: [\"127.0.0.1:%s\"]}\n", svc, port), "")
 	options := []string{"-F", "/dev/null", "-i", filepath.Join(keys, "client"), "-o", "BatchMode=yes", "-o", "IdentitiesOnly=yes",
 		"-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null", "-o", "LogLevel=ERROR",
 		"-o", "KexAlgorithms=curve25519-sha256"} // which takes a hundredth of the time of the default's
