@@ -16,8 +16,8 @@ $(shell mkdir -p $(dir $(CULVERT_LEFT_OUT)) && : >$(CULVERT_LEFT_OUT))
 endif
 
 # Real programs the interoperation tests talk to, and the commands that show they are there.
-PEERS         := openssl curl nginx libnginx-mod-stream haproxy gnutls-bin nodejs default-jdk-headless git python3 iproute2 nftables miniupnpd miniupnpd-nftables miniupnpc natpmpc coturn netcat-openbsd ncat openssh-client openssh-server dropbear-bin putty-tools autossh ssh-audit python3-paramiko python3-socks python3-websocket nghttp2-client ngtcp2-client ngtcp2-server bind9-dnsutils knot-dnsutils dnsperf unbound dnsmasq-base chromium systemd mariadb-server-core mariadb-client-core postgresql-client postgresql-15 libpostgresql-jdbc-java redis-server redis-tools squid
-PEER_COMMANDS := openssl curl nginx haproxy gnutls-cli node javac git python3 ip nft miniupnpd upnpc natpmpc turnserver turnutils_stunclient nc.openbsd ncat ssh sshd dbclient plink autossh ssh-audit nghttp h2load gtlsclient gtlsserver dig kdig dnsperf unbound dnsmasq chromium systemd-analyze mariadbd mariadb psql redis-server redis-benchmark squid
+PEERS         := openssl curl nginx libnginx-mod-stream haproxy gnutls-bin nodejs default-jdk-headless git python3 iproute2 nftables miniupnpd miniupnpd-nftables miniupnpc natpmpc coturn netcat-openbsd ncat openssh-client openssh-server dropbear-bin putty-tools autossh ssh-audit python3-paramiko python3-socks python3-websocket nghttp2-client ngtcp2-client ngtcp2-server bind9-dnsutils knot-dnsutils dnsperf unbound dnsmasq-base chromium systemd mariadb-server-core mariadb-client-core postgresql-client postgresql-15 libpostgresql-jdbc-java redis-server redis-tools squid qemu-user-static
+PEER_COMMANDS := openssl curl nginx haproxy gnutls-cli node javac git python3 ip nft miniupnpd upnpc natpmpc turnserver turnutils_stunclient nc.openbsd ncat ssh sshd dbclient plink autossh ssh-audit nghttp h2load gtlsclient gtlsserver dig kdig dnsperf unbound dnsmasq chromium systemd-analyze mariadbd mariadb psql redis-server redis-benchmark squid qemu-arm-static
 
 .PHONY: help
 help: ## list the targets
@@ -48,6 +48,9 @@ test: peers ## every test; installs the real peers first
 	@$(GO) test -tags copyrelay -race -shuffle=on -p 1 -timeout 20m ./tunnel/... ./sni ./connect ./internal/termination ./internal/gateway & copy=$$!; \
 	$(GO) test -race -shuffle=on -p 3 -timeout 15m ./...; status=$$?; wait $$copy || status=1; exit $$status
 	$(GO) test ./internal/gateway -count=1 -run '^TestWorldsAgree$$' -worlds 10000
+	@$(MAKE) test-portable & portable=$$!; status=0; \
+	$(MAKE) test-networks || status=1; \
+	wait $$portable || status=1; exit $$status
 	$(MAKE) test-peers
 	@# The clusters have a network of their own: their tests run beside those of reliability.
 	@$(MAKE) test-copyrelay & copy=$$!; status=0; \
@@ -65,6 +68,7 @@ test-unit: ## the tests that need nothing but Go
 
 .PHONY: test-integration
 test-integration: ## the tests against real peers, and of the examples, over both of the relay's paths
+	$(MAKE) test-networks
 	$(MAKE) test-peers
 	$(MAKE) test-copyrelay
 
@@ -72,12 +76,30 @@ test-integration: ## the tests against real peers, and of the examples, over bot
 test-copyrelay: build ## the tests of reliability, over the relay that copies
 	cd integration && $(GO) test -tags copyrelay -race -shuffle=on -timeout 20m ./reliability
 
+# The tags of the program for small machines, and those packages of it that have to do with sizes, bytes and addresses.
+SMALL    := nokube,nospiffe
+PORTABLE := ./sni ./policy ./registry ./registry/file ./connect/proxyproto ./connect/internal/mux ./delegation ./internal/records ./internal/invitation
+
+.PHONY: test-portable
+test-portable: ## the small program for each system, and what of it an emulator can run
+	@for target in darwin/arm64 windows/amd64; do \
+	  CGO_ENABLED=0 GOOS=$${target%/*} GOARCH=$${target#*/} $(GO) build -trimpath -tags $(SMALL) -ldflags '-s -w' -o bin/portable/ ./cmd/culvert || exit 1; done; \
+	for emulated in arm/qemu-arm-static arm64/qemu-aarch64-static; do \
+	  arch=$${emulated%/*}; \
+	  CGO_ENABLED=0 GOARCH=$$arch GOARM=7 $(GO) build -trimpath -tags $(SMALL) -ldflags '-s -w' -o bin/portable/culvert-$$arch ./cmd/culvert || exit 1; \
+	  $${emulated#*/} bin/portable/culvert-$$arch demo --once || exit 1; done
+	CGO_ENABLED=0 GOARCH=arm GOARM=7 $(GO) test -trimpath -tags $(SMALL) -exec qemu-arm-static $(PORTABLE)
+
+.PHONY: test-networks
+test-networks: build ## the tests in network namespaces, which need root
+	@if [ "$$(id -u)" != 0 ]; then echo "not root: the tests of networks" >>$(CULVERT_LEFT_OUT); exit 0; fi; \
+	$(GO) test -tags netns ./internal/testnet/netns ./internal/unixsocket ./internal/capture/... ./internal/isolate && cd integration && \
+	$(GO) test -tags netns -race -parallel 6 ./networks && $(GO) test -tags netns -run '^TestLoss$$' ./bench
+
 .PHONY: test-peers
 test-peers: build ## the tests against real peers, and of the examples, over the relay of the system
 	@# The tests of dead peers and of networks wait for a minute, on each of the relay's paths, and do nothing: they run beside the others.
 	@netns=; if [ "$$(id -u)" = 0 ]; then \
-	  $(GO) test -tags netns ./internal/testnet/netns ./internal/unixsocket ./internal/capture/... ./internal/isolate || exit 1; \
-	  (cd integration && $(GO) test -tags netns -race -parallel 6 ./networks && $(GO) test -tags netns -run '^TestLoss$$' ./bench) || exit 1; \
 	  (cd integration && for tags in netns netns,copyrelay; do \
 	    $(GO) test -tags $$tags -run '^(TestDeadPeers|TestNetworkFaults|TestBadNetwork)$$' ./reliability || exit 1; done) & netns=$$!; \
 	else echo "not root: the tests in network namespaces" >>$(CULVERT_LEFT_OUT); fi; \
