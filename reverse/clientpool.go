@@ -19,6 +19,9 @@ import (
 // poolSteady is how long a pool connection stands where the gateway has taken its ticket.
 const poolSteady = 2 * time.Second
 
+// poolRetry is the most that a connector waits after pool connections have failed.
+const poolRetry = 10 * time.Second
+
 // A clientPool keeps pool connections to the gateway of a session.
 type clientPool struct {
 	x       *clientSession
@@ -70,13 +73,15 @@ func (p *clientPool) run(ctx context.Context, done <-chan struct{}) {
 				return
 			}
 		}
-		if failures > 0 && !waitFor(done, retryIn(failures, nil)) {
-			return
-		}
-		for _, t := range p.ask(done, missing) {
-			if len(t.Ticket) != len(ticket{}) {
+		if failures > 0 {
+			if !waitFor(done, min(retryIn(failures, nil), poolRetry)) {
+				return
+			}
+			if missing, _ = p.missing(); missing <= 0 {
 				continue
 			}
+		}
+		for _, t := range p.ask(done, missing) {
 			opening.Go(func() {
 				defer p.x.client.recovered()
 				p.open(ctx, t)
@@ -202,6 +207,10 @@ func (p *clientPool) connect(ctx context.Context, t poolTicket) (*readyConn, err
 	budget := p.x.client.Budget
 	if !budget.Take(1) {
 		return nil, fmt.Errorf("all %d descriptors for connections are taken", budget.Limit)
+	}
+	if len(t.Ticket) != len(ticket{}) {
+		budget.Give(1)
+		return nil, fmt.Errorf("the gateway has given a ticket of %d bytes", len(t.Ticket))
 	}
 	dialing, cancel := context.WithTimeout(ctx, poolTimeout)
 	defer cancel()

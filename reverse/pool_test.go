@@ -332,7 +332,7 @@ func TestPoolConnectionsThatDie(t *testing.T) {
 		return conn, err
 	}
 	run(t, c)
-	for range 3 {
+	for range 2 {
 		eventually(t, "the pool is full", func() bool { return g.idle() == 4 && c.State()[0].Pool == 4 })
 		mu.Lock()
 		for _, conn := range open { // as kill -9 does
