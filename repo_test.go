@@ -81,6 +81,7 @@ var layers = []struct {
 	{"internal/edits", nil, "how alike two words are is arithmetic"},
 	{"internal/testca", nil, "certificates know nothing of tunnels"},
 	{"internal/testnet", []string{"tunnel"}, "test servers and chaos for any carrier"},
+	{"internal/kubeconfig", nil, "a file of kubectl's, without Kubernetes; what leads to its servers is not its business"},
 	{"internal/kube", []string{"internal/kube/client", "internal/kube/discovery", "internal/kube/endpoints", "internal/kube/gatewayapi", "internal/kube/mcs", "internal/kube/policy", "internal/kube/watch", "registry", "registry/snapshot"}, "the composition of what speaks to the API server; client-go goes no further"},
 	{"internal/kube/client", nil, "where the API server is has nothing to do with what is asked of it"},
 	{"internal/kube/watch", []string{"internal/kube/client"}, "what is known of Kubernetes, and how well, has nothing to do with what is made of it"},
@@ -107,8 +108,8 @@ var homes = map[string]string{
 	"github.com/miekg/dns":                "dns",
 	"golang.org/x/net/ipv4":               "dns",
 	"golang.org/x/net/ipv6":               "dns",
-	"go.yaml.in/yaml":                     "registry/file",
-	"sigs.k8s.io/yaml":                    "deploy", // the one that Helm writes with: a sum of its output is the same
+	"go.yaml.in/yaml":                     "registry/file internal/kubeconfig", // both keep the nodes: for positions, and for what is not theirs
+	"sigs.k8s.io/yaml":                    "deploy",                            // the one that Helm writes with: a sum of its output is the same
 	"github.com/fsnotify/fsnotify":        "internal/filewatch",
 	"golang.org/x/net/idna":               "registry/file",
 	"golang.org/x/crypto/cryptobyte":      "sni",

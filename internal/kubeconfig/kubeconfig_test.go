@@ -1,0 +1,207 @@
+package kubeconfig
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+
+	"go.uber.org/goleak"
+	"go.yaml.in/yaml/v3"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const before = `# mine
+apiVersion: v1
+kind: Config
+current-context: home
+preferences: {}
+clusters:
+- name: home # in the cellar
+  cluster: {server: "https://192.0.2.1:6443", certificate-authority-data: Zm9v}
+contexts:
+- context:
+    cluster: home
+    namespace: kitchen
+    user: me
+  name: home
+users:
+- name: me
+  user:
+    exec: {apiVersion: client.authentication.k8s.io/v1, command: get-token, args: [--for, home]}
+extensions: [{name: other, extension: {a: 1}}]
+`
+
+func entry() *Entry {
+	return &Entry{Name: "west", Server: "https://kube.west.example:443", ProxyURL: "socks5://127.0.0.1:1080", CAFile: "/ca.pem", CertFile: "/me.pem", KeyFile: "/me.key", Current: true}
+}
+
+// What was there stays as it was, and a second time changes nothing.
+func TestMerge(t *testing.T) {
+	got, err := Merge([]byte(before), entry())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"# mine", "# in the cellar", "current-context: west", "proxy-url: socks5://127.0.0.1:1080"} {
+		if !strings.Contains(string(got), want) {
+			t.Errorf("%q is not in\n%s", want, got)
+		}
+	}
+	type config = map[string]any
+	var was, is config
+	if err := errors.Join(yaml.Unmarshal([]byte(before), &was), yaml.Unmarshal(got, &is)); err != nil {
+		t.Fatal(err)
+	}
+	for list, item := range map[string]config{
+		"clusters": {"name": "west", "cluster": config{"server": "https://kube.west.example:443", "proxy-url": "socks5://127.0.0.1:1080", "certificate-authority": "/ca.pem"}},
+		"contexts": {"name": "west", "context": config{"cluster": "west", "user": "west"}},
+		"users":    {"name": "west", "user": config{"client-certificate": "/me.pem", "client-key": "/me.key"}},
+	} {
+		was[list] = append(was[list].([]any), item)
+	}
+	was["current-context"] = "west"
+	if !reflect.DeepEqual(is, was) {
+		t.Errorf("got %v, want %v", is, was)
+	}
+	again, err := Merge(got, entry())
+	if err != nil || string(again) != string(got) {
+		t.Errorf("the second time: %v\n%s", err, again)
+	}
+}
+
+func TestMergeChangesItsOwn(t *testing.T) {
+	text, err := Merge(nil, entry())
+	if err != nil {
+		t.Fatal(err)
+	}
+	// By SNI at a gateway, with a token; the CA stays.
+	e := &Entry{Name: "west", Server: "https://gw.example:443", ServerName: "kube.west.example", TokenFile: "/token", Namespace: "shop"}
+	var taken *TakenError
+	if _, err := Merge(text, e); !errors.As(err, &taken) || taken.Server != "https://kube.west.example:443" {
+		t.Errorf("another server: %v", err)
+	}
+	e.Replace = true
+	if text, err = Merge(text, e); err != nil {
+		t.Fatal(err)
+	}
+	const want = `apiVersion: v1
+kind: Config
+clusters:
+  - name: west
+    cluster:
+      server: https://gw.example:443
+      certificate-authority: /ca.pem
+      tls-server-name: kube.west.example
+contexts:
+  - name: west
+    context:
+      cluster: west
+      user: west
+      namespace: shop
+users:
+  - name: west
+    user:
+      tokenFile: /token
+current-context: west
+`
+	if string(text) != want {
+		t.Errorf("got\n%s\nwant\n%s", text, want)
+	}
+	// The credentials of another user, of which there must be one.
+	e = &Entry{Name: "east", Server: "https://kube.east.example", User: "west"}
+	if text, err = Merge(text, e); err != nil || !strings.Contains(string(text), "cluster: east\n      user: west\n") {
+		t.Errorf("%v\n%s", err, text)
+	}
+	e.User = "nobody"
+	if _, err = Merge(text, e); err == nil {
+		t.Error("a user that is not there")
+	}
+	// The context of a name may be that of another cluster.
+	text = []byte("contexts: [{name: east, context: {cluster: other}}]")
+	if _, err := Merge(text, &Entry{Name: "east", Server: "https://kube.east.example"}); !errors.As(err, &taken) || taken.Server != "other" {
+		t.Errorf("a context of another cluster: %v", err)
+	}
+}
+
+func TestMergeRefuses(t *testing.T) {
+	for _, bad := range []string{
+		"- a", "text", "clusters: {a: 1}", "a: [", "a: 1\n---\nb: 2", "clusters: [{name: west, cluster: 1}]",
+		"a: &a {server: x}\nclusters: [{name: west, cluster: *a}]", "clusters: [{name: west, cluster: &a {server: x}}, {name: b, cluster: *a}]",
+	} {
+		if got, err := Merge([]byte(bad), entry()); err == nil {
+			t.Errorf("%q becomes\n%s", bad, got)
+		}
+	}
+}
+
+// The file is changed as a whole or not at all, and is its owner's.
+func TestUpdate(t *testing.T) {
+	dir := t.TempDir()
+	real, link := filepath.Join(dir, "real", "config"), filepath.Join(dir, "link")
+	if err := Update(real, entry()); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(os.WriteFile(real, []byte(before), 0o644), os.Chmod(real, 0o644), os.Symlink(real, link)); err != nil {
+		t.Fatal(err)
+	}
+	if err := Update(link, entry()); err != nil {
+		t.Fatal(err)
+	}
+	if info, err := os.Stat(real); err != nil || filepath.Separator == '/' && info.Mode() != 0o600 {
+		t.Errorf("%v, %v", info.Mode(), err)
+	}
+	if info, err := os.Lstat(link); err != nil || info.Mode().Type() != fs.ModeSymlink {
+		t.Errorf("the link: %v, %v", info.Mode(), err)
+	}
+	good, err := os.ReadFile(real)
+	if err != nil || !strings.Contains(string(good), "west") || !strings.Contains(string(good), "cellar") {
+		t.Errorf("%v\n%s", err, good)
+	}
+	if err := Update(real, &Entry{Name: "home", Server: "https://other.example"}); err == nil {
+		t.Error("another cluster was replaced")
+	}
+	if err := os.WriteFile(real+".lock", nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := Update(real, &Entry{Name: "north", Server: "https://north.example"}); !errors.Is(err, ErrLocked) {
+		t.Errorf("while it is locked: %v", err)
+	}
+	if got, err := os.ReadFile(real); err != nil || string(got) != string(good) {
+		t.Errorf("after errors: %v\n%s", err, got)
+	}
+	_ = os.Remove(real + ".lock")
+	if left, err := filepath.Glob(filepath.Join(dir, "real", "*")); err != nil || len(left) != 1 {
+		t.Errorf("files: %q, %v", left, err)
+	}
+	if left, err := filepath.Glob(filepath.Join(dir, "real", ".*")); err != nil || len(left) != 0 {
+		t.Errorf("files: %q, %v", left, err)
+	}
+}
+
+// FuzzMerge: what is merged can be merged again, has the entry, and changes no more.
+func FuzzMerge(f *testing.F) {
+	f.Add(before)
+	f.Add("")
+	f.Add(`{"apiVersion":"v1","clusters":null,"users":[],"contexts":[{"name":"west"}]}`)
+	f.Fuzz(func(t *testing.T, text string) {
+		once, err := Merge([]byte(text), entry())
+		if err != nil {
+			return
+		}
+		twice, err := Merge(once, entry())
+		if err != nil {
+			t.Fatalf("%v of\n%s", err, once)
+		}
+		var a, b any
+		if err := errors.Join(yaml.Unmarshal(once, &a), yaml.Unmarshal(twice, &b)); err != nil {
+			return // of keys that are there twice
+		}
+		if !reflect.DeepEqual(a, b) {
+			t.Errorf("%s\nbecomes\n%s", once, twice)
+		}
+	})
+}
