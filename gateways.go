@@ -117,15 +117,17 @@ func (g *Gateways) run(ctx context.Context, reverse *gateway.Reverse) (*running,
 		return nil, err
 	}
 	serving := make(chan struct{})
-	made, err := gateway.New(ctx, gateway.Config{
+	life, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	made, err := gateway.New(life, gateway.Config{
 		Sources: []registry.Source{registry.Static{Name: "program", Snapshot: table}}, DialOnly: true, Reverse: reverse,
 		Lookup: new(dns.Resolver).Lookup, ReadFile: os.ReadFile, Identity: g.Identity, Log: g.Log,
 		DrainDelay: -1, DrainTimeout: time.Millisecond, Serving: func() { close(serving) },
+		Loops: 1, Memory: -1, // the process and its memory are the program's
 	})
 	if err != nil {
+		cancel(nil)
 		return nil, err
 	}
-	life, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	ended := make(chan error, 1)
 	go func() { ended <- made.Run(life, nil) }()
 	select {

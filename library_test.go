@@ -199,6 +199,15 @@ func TestCloseEndsAll(t *testing.T) {
 	defer ln.Close()
 	d, other := &culvert.Dialer{Via: s.as("laptop")}, &culvert.Dialer{Via: s.as("phone")}
 	defer other.Close()
+	first, over := context.WithCancel(ctx) // the context of a dial is of nothing after it
+	if c, err := d.DialContext(first, "tcp", "orders.shop.test:7"); err != nil {
+		t.Fatal(err)
+	} else if served, err := ln.Accept(); err != nil {
+		t.Fatal(err)
+	} else {
+		_, _ = c.Close(), served.Close()
+	}
+	over()
 	var conns []net.Conn
 	for _, d := range []*culvert.Dialer{d, other} {
 		c, err := d.DialContext(ctx, "tcp", "orders.shop.test:7")

@@ -126,7 +126,7 @@ func (o *connectOptions) askGateways(ctx context.Context, in, out *os.File) erro
 	c.Listeners, c.ServicePorts, c.DNS, c.Reverse, c.Kubernetes, c.VIPs, c.Admin = nil, nil, nil, nil, nil, nil, ""
 	serving := make(chan struct{})
 	g, ids, err := inProcess(ctx, c, slog.New(slog.DiscardHandler), func(cfg *gateway.Config) {
-		cfg.DialOnly, cfg.Serving = true, func() { close(serving) }
+		cfg.DialOnly, cfg.Loops, cfg.Serving = true, 1, func() { close(serving) }
 	})
 	if err != nil {
 		return err

@@ -1,9 +1,15 @@
 package command
 
 import (
+	"bufio"
 	"context"
+	"crypto/tls"
+	"errors"
 	"fmt"
+	"io"
+	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -81,6 +87,9 @@ adminControl: true
 	if got, err := w.ask(t, "cam.edge.example"); err != nil || got != helloClient {
 		t.Fatalf("got %q and %v, want %q", got, err, helloClient)
 	}
+	if got, err := w.askByConnect(t, folder, "cam.edge.example"); err != nil || got != helloClient {
+		t.Errorf("connect with the identity of the device: got %q and %v, want %q", got, err, helloClient)
+	}
 	if list, _ := site.command(t, "", "devices"); !strings.Contains(list, "spiffe://corp.example/device/cam-7") || !strings.Contains(list, " for 23h") {
 		t.Errorf("devices are %q", list)
 	}
@@ -120,3 +129,37 @@ func runText(t *testing.T, stdin string, args ...string) (string, int) {
 	}
 	return out.String(), exitOK
 }
+
+// askByConnect is ask by "culvert connect", as the device that has joined in a folder. It is a
+// process of its own, which is no loop to the connector of this one.
+func (w *reverseWorld) askByConnect(t *testing.T, folder, name string) (answer string, err error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "culvert", "connect", "--state", folder, name, "443") // of TestMain
+	in, inErr := cmd.StdinPipe()
+	out, outErr := cmd.StdoutPipe()
+	var errs strings.Builder
+	cmd.Stderr = &errs
+	if err := errors.Join(inErr, outErr, cmd.Start()); err != nil {
+		t.Fatal(err)
+	}
+	c := tls.Client(pipes{Reader: out, WriteCloser: in}, &tls.Config{ServerName: name, RootCAs: w.ca.Pool(), Certificates: []tls.Certificate{w.client.TLS}})
+	answer, err = bufio.NewReader(c).ReadString('\n')
+	_ = in.Close()
+	if err := errors.Join(err, cmd.Wait()); err != nil {
+		return answer, fmt.Errorf("%w: %s", err, errs.String())
+	}
+	return answer, nil
+}
+
+// pipes are a net.Conn without deadlines.
+type pipes struct {
+	net.Conn // nil
+	io.Reader
+	io.WriteCloser
+}
+
+func (p pipes) Read(b []byte) (int, error)  { return p.Reader.Read(b) }
+func (p pipes) Write(b []byte) (int, error) { return p.WriteCloser.Write(b) }
+func (p pipes) Close() error                { return p.WriteCloser.Close() }
