@@ -44,7 +44,7 @@ func (x *clientSession) begin(first *hello) (*welcome, error) {
 		return nil, fmt.Errorf("reverse: gateway %q: %w", x.slot.gateway.Name, err)
 	}
 	var w welcome
-	if err := readJSON(x.carrier.early, &w); err != nil {
+	if err := readLine(x.carrier.early, &w, maxAnswer); err != nil {
 		return nil, fmt.Errorf("reverse: gateway %q gave no answer: %w", x.slot.gateway.Name, err)
 	}
 	switch {
@@ -193,7 +193,7 @@ func (x *clientSession) serveControl(ctx context.Context, req *tunnel.Request) {
 			x.pool.run(ctx, done)
 		})
 	}
-	x.fail(fmt.Errorf("reverse: the control stream ended: %w", s.read(x.handle)))
+	x.fail(fmt.Errorf("reverse: the control stream ended: %w", s.read(maxAnswer, x.handle)))
 }
 
 // fail notes why the session has ended; the first reason counts.

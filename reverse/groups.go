@@ -23,6 +23,7 @@ const (
 	DefaultNamesPerOwner = 1000
 	maxNames             = 1 << 16 // of all owners
 	maxMembers           = 1 << 10 // of one name
+	maxMemberships       = 1 << 16 // of one owner
 	maxAttempts          = 3       // sessions that are tried for one request
 	maxAllow             = 64      // ids in Registration.Allow
 	maxText              = 256     // bytes of a group and of an id
@@ -101,6 +102,7 @@ type Groups struct {
 	names  map[tunnel.Pattern]*heldName
 	groups map[string][]*Membership
 	owned  map[string]int // names by owner
+	joined map[string]int // memberships by owner
 	swept  time.Time
 	remote map[string][]*remoteMember // sessions of other replicas, by group
 	news   chan struct{}              // closed with the next change that other replicas are told of; nil for nobody to tell
@@ -243,6 +245,8 @@ func (g *Groups) add(m *Membership, listed bool) error {
 		h = nil
 	}
 	switch {
+	case g.joined[m.Owner] >= maxMemberships:
+		return tunnel.Refusef(tunnel.Overload, "reverse: %q: all sessions of the owner serve %d names, the limit", m.Name, maxMemberships)
 	case h != nil && h.members >= maxMembers:
 		return tunnel.Refusef(tunnel.Overload, "reverse: %q has %d sessions, the limit", m.Name, h.members)
 	case h == nil:
@@ -257,6 +261,10 @@ func (g *Groups) add(m *Membership, listed bool) error {
 	if h.members++; h.members == 1 {
 		g.tellChange()
 	}
+	if g.joined == nil {
+		g.joined = map[string]int{}
+	}
+	g.joined[m.Owner]++
 	g.groups[m.group] = append(slices.Clip(g.groups[m.group]), m)
 	g.setLive(h, &m.Registration, m.group, listed)
 	g.announce()
@@ -354,6 +362,9 @@ func (m *Membership) Leave() {
 // leave is Leave of an m that has not left. The caller holds mu.
 func (g *Groups) leave(m *Membership) {
 	m.left = true
+	if g.joined[m.Owner]--; g.joined[m.Owner] <= 0 {
+		delete(g.joined, m.Owner)
+	}
 	g.groups[m.group] = slices.DeleteFunc(slices.Clone(g.groups[m.group]), func(o *Membership) bool { return o == m })
 	if len(g.groups[m.group]) == 0 {
 		delete(g.groups, m.group)

@@ -45,6 +45,7 @@ type serverSession struct {
 	draining  bool
 	asked     []Registration // the names that the connector wants to serve
 	refused   int            // how many of them it does not
+	over      []Result       // of names beyond maxNamesOf
 	results   []Result       // what has become of each
 	changes   uint64         // of results that the connector is to know
 	told      uint64         // of changes
@@ -75,7 +76,7 @@ func (x *serverSession) serve(ctx context.Context) error {
 	x.mu.Lock()
 	w.Names, x.told = x.results, x.changes
 	x.mu.Unlock()
-	if err := writeJSON(x.carrier, w); err != nil {
+	if err := writeLine(x.carrier, w, maxAnswer); err != nil {
 		return err
 	}
 	_ = x.carrier.SetDeadline(time.Time{})
@@ -121,7 +122,7 @@ func (x *serverSession) serveControl(c net.Conn) error {
 		_ = x.tellNames() // what has changed since the welcome
 		s.ping(done, x.carrier)
 	})()
-	return s.read(x.handle)
+	return s.read(maxLine, x.handle)
 }
 
 // background runs f in a goroutine until end is called, which closes done and waits for f.
@@ -154,7 +155,8 @@ func (x *serverSession) handle(c *control) error {
 	switch c.Kind {
 	case kindRegister:
 		x.register(c.Register)
-		time.Sleep(namesEvery) // the stream is not read meanwhile, so that a flood is the connector's own to hold
+		// The stream is not read meanwhile, so that a flood is the connector's own to hold.
+		time.Sleep(min(namesEvery*time.Duration(1+len(c.Register)/100), time.Second))
 		return x.tellNames()
 	case kindDrain:
 		x.mu.Lock()
@@ -289,7 +291,7 @@ func (x *serverSession) Progress() (in, out int64, moved time.Time) {
 // Kill implements tunnel.Carrier.
 func (x *serverSession) Kill(why tunnel.Reason) {
 	x.killed.CompareAndSwap(nil, &why)
-	_ = x.carrier.Close()
+	x.carrier.abort()
 }
 
 // end returns what there is to say about a session that has ended with err.

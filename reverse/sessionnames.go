@@ -2,6 +2,7 @@ package reverse
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 
 	"culvert.dev/tunnel"
@@ -90,11 +91,20 @@ func (x *serverSession) register(list []Registration) {
 	x.changes++
 }
 
-// registerLocked is register for a caller that holds mu. It logs the first few refusals, if
-// log is true.
-func (x *serverSession) registerLocked(list []Registration, log bool) {
+// registerLocked is register for a caller that holds mu. A list is fresh where the connector
+// has sent it: the first few refusals are logged.
+func (x *serverSession) registerLocked(list []Registration, fresh bool) {
 	results := make([]Result, len(list))
 	refused := 0
+	var over []Result // of what is too much, and not decided about again
+	texts := 0
+	text := func(s string) string {
+		if texts += len(s); texts > maxTexts {
+			return "" // the Reason says enough
+		}
+		return s
+	}
+	asked := make([]Registration, 0, min(len(list), maxNamesOf)) // what is decided about again
 	wanted := make(map[memberKey]bool, len(list))
 	var left []*Membership // after the others have joined, so that a name is not without a session
 	for i := range list {
@@ -104,7 +114,13 @@ func (x *serverSession) registerLocked(list []Registration, log bool) {
 		if wanted[k] {
 			continue // which is in the list before
 		}
+		if len(wanted) >= maxNamesOf {
+			results[i].Reason, results[i].Error = tunnel.Overload, text(errNames.Error())
+			over = append(over, results[i])
+			continue
+		}
 		wanted[k] = true
+		asked = append(asked, reg)
 		if old := x.members[k]; old != nil {
 			if old.Registration.equal(&reg) && !old.hasLeft() {
 				continue
@@ -114,8 +130,8 @@ func (x *serverSession) registerLocked(list []Registration, log bool) {
 		delete(x.members, k)
 		m, err := x.server.Groups.Join(x.req, x, reg)
 		if err != nil {
-			results[i].Reason, results[i].Error, results[i].Taken = tunnel.ReasonOf(err), publicError(err), errors.Is(err, errTaken)
-			if refused++; log && refused <= maxRefusalsLogged {
+			results[i].Reason, results[i].Error, results[i].Taken = tunnel.ReasonOf(err), text(publicError(err)), errors.Is(err, errTaken)
+			if refused++; fresh && refused <= maxRefusalsLogged {
 				x.server.log().Warn("name refused to a connector", "name", reg.Name.String(), "port", reg.Port, "owner", x.req.Peer.ID, "source", x.req.Source.String(), "error", err.Error())
 			}
 			continue
@@ -134,8 +150,19 @@ func (x *serverSession) registerLocked(list []Registration, log bool) {
 	for _, m := range left {
 		m.Leave()
 	}
-	x.asked, x.refused, x.results = list, refused, results
+	if fresh {
+		x.over = over
+		if len(over) > 0 {
+			x.server.log().Warn("names refused to a connector", "names", len(over), "owner", x.req.Peer.ID, "source", x.req.Source.String(), "error", errNames.Error())
+		}
+	} else {
+		results = append(results, x.over...)
+	}
+	x.asked, x.refused, x.results = asked, refused, results
 }
+
+// errNames is why a session gets no more names.
+var errNames = fmt.Errorf("reverse: a session has %d names, the limit", maxNamesOf)
 
 func (r *Registration) equal(o *Registration) bool {
 	return r.Name == o.Name && r.Port == o.Port && r.Group == o.Group && r.Weight == o.Weight && slices.Equal(r.Allow, o.Allow)

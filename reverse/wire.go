@@ -28,6 +28,9 @@ var (
 const (
 	version      = 1
 	maxLine      = 64 << 10 // bytes of a JSON line, with its end
+	maxAnswer    = 1 << 20  // bytes of one with Results, which are longer than what was asked for
+	maxTexts     = 64 << 10 // bytes of the errors in one answer: with escapes it stays below maxAnswer
+	maxNamesOf   = 1000     // registrations of one session
 	maxStreams   = 1000     // of a session
 	headTimeout  = 10 * time.Second
 	pingEvery    = 3 * time.Second
@@ -81,9 +84,6 @@ const (
 	kindTickets    = "tickets"    // for pool connections: the wish for them, and the answer
 )
 
-// errTooLarge is the error for a line of more than maxLine bytes.
-var errTooLarge = tunnel.Refusef(tunnel.TooLarge, "reverse: a line of more than %d bytes", maxLine)
-
 // readJSON reads one line into v. An error that the line itself is the reason of is an
 // *tunnel.Error.
 func readJSON(r *bufio.Reader, v any) error { return readLine(r, v, maxLine) }
@@ -113,13 +113,16 @@ func readLine(r *bufio.Reader, v any, limit int) error {
 }
 
 // writeJSON writes v as one line.
-func writeJSON(w io.Writer, v any) error {
+func writeJSON(w io.Writer, v any) error { return writeLine(w, v, maxLine) }
+
+// writeLine is writeJSON of a line of at most limit bytes.
+func writeLine(w io.Writer, v any, limit int) error {
 	b, err := json.Marshal(v)
 	if err != nil {
 		return err
 	}
-	if len(b) >= maxLine {
-		return errTooLarge
+	if len(b) >= limit {
+		return tunnel.Refusef(tunnel.TooLarge, "reverse: a line of more than %d bytes", limit)
 	}
 	_, err = w.Write(append(b, '\n'))
 	return err
@@ -182,11 +185,15 @@ func (k *carrierConn) watch(done <-chan struct{}) {
 	}
 }
 
-// kill closes a carrier whose path is dead.
+// kill ends a carrier whose path is dead.
 func (k *carrierConn) kill() {
 	k.dead.Store(true)
-	_ = k.Close()
+	k.abort()
 }
+
+// abort ends a carrier without a word to the other side, which may take none: TLS would wait
+// for room for its last record.
+func (k *carrierConn) abort() { _ = connect.Abort(k.Conn) }
 
 var clockStart = time.Now()
 
@@ -203,6 +210,9 @@ func (s *controlStream) send(v control) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	_ = s.conn.SetWriteDeadline(time.Now().Add(writeTimeout))
+	if v.Kind == kindRegistered {
+		return writeLine(s.conn, v, maxAnswer)
+	}
 	return writeJSON(s.conn, v)
 }
 
@@ -226,12 +236,13 @@ func (s *controlStream) ping(done <-chan struct{}, carrier *carrierConn) {
 	}
 }
 
-// read calls handle with each line, until the stream ends or handle fails, and returns why.
-func (s *controlStream) read(handle func(*control) error) error {
+// read calls handle with each line of at most limit bytes, until the stream ends or handle
+// fails, and returns why.
+func (s *controlStream) read(limit int, handle func(*control) error) error {
 	r := bufio.NewReader(s.conn)
 	for {
 		var c control
-		if err := readJSON(r, &c); err != nil {
+		if err := readLine(r, &c, limit); err != nil {
 			return err
 		}
 		if err := handle(&c); err != nil {

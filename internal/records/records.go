@@ -8,6 +8,7 @@ import (
 	"net"
 	"sync"
 	"sync/atomic"
+	"time"
 )
 
 const (
@@ -223,9 +224,16 @@ func (c *Conn) Read(p []byte) (int, error) {
 	return c.below.input.Fill(p, c.Conn.Read)
 }
 
-// Close implements net.Conn. As that of a tls.Conn, it ends a Write that is under way.
+// closeNotifyTimeout is how long Close waits for a close_notify to be written. crypto/tls gives
+// it 5 seconds.
+const closeNotifyTimeout = time.Second
+
+// Close implements net.Conn. As that of a tls.Conn, it ends a Write that is under way. At a
+// peer that takes nothing it waits for closeNotifyTimeout.
 func (c *Conn) Close() error {
 	if c.writing.Load() == 0 {
+		c.below.closing.Store(true)
+		_ = c.below.Conn.SetWriteDeadline(time.Now().Add(closeNotifyTimeout)) // also of a CloseWrite that is under way
 		return c.Conn.Close()
 	}
 	err := c.below.Conn.Close()
@@ -239,10 +247,19 @@ func (c *Conn) NetConn() net.Conn { return c.below.Conn }
 // A transport is what the tls.Conn of a Conn writes to.
 type transport struct {
 	net.Conn
-	batch Batch
-	input Input
+	batch   Batch
+	input   Input
+	closing atomic.Bool // Close has set the write deadline
 }
 
 func (t *transport) Read(p []byte) (int, error) { return t.input.Read(p, t.Conn.Read) }
+
+// SetWriteDeadline implements net.Conn.
+func (t *transport) SetWriteDeadline(d time.Time) error {
+	if t.closing.Load() {
+		return nil
+	}
+	return t.Conn.SetWriteDeadline(d)
+}
 
 func (t *transport) Write(p []byte) (int, error) { return t.batch.Write(p, t.Conn.Write) }

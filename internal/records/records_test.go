@@ -8,6 +8,7 @@ import (
 	"net"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"culvert.dev/internal/testca"
@@ -231,5 +232,74 @@ func TestRelaysLeaveNothingRead(t *testing.T) {
 	}
 	if buffered == 0 {
 		t.Error("no Read was large: the test tests nothing")
+	}
+}
+
+// Close waits a second, and not five, for a peer that takes nothing. A peer that takes it gets
+// the close_notify.
+func TestCloseAtAPeerThatTakesNothing(t *testing.T) {
+	ca, err := testca.New("test", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	keys, err := ca.Issue(testca.Options{SPIFFEID: "spiffe://test/a", DNSNames: []string{"a.test"}, Usage: testca.Both})
+	if err != nil {
+		t.Fatal(err)
+	}
+	now := time.Now() // in which the certificates are valid
+	for _, c := range []struct {
+		name   string
+		reads  bool
+		before func(*Conn)
+		want   time.Duration
+	}{
+		{"nothing is taken", false, func(*Conn) {}, time.Second},
+		{"and a Write waits", false, func(c *Conn) {
+			go func() { _, _ = c.Write([]byte("x")) }()
+			synctest.Wait()
+		}, 0},
+		{"all is taken", true, func(*Conn) {}, 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				near, far := net.Pipe()
+				config, serverConfig := keys.ClientConfig("a.test"), keys.ServerConfig()
+				config.Time, serverConfig.Time = func() time.Time { return now }, func() time.Time { return now }
+				client, server := Client(near, config), tls.Server(far, serverConfig)
+				shaken := make(chan error, 1)
+				go func() {
+					err := server.Handshake()
+					if err == nil {
+						_, err = server.Write([]byte("x")) // with its tickets
+					}
+					shaken <- err
+				}()
+				if _, err := io.ReadFull(client, make([]byte, 1)); err != nil {
+					t.Fatal(err)
+				}
+				if err := <-shaken; err != nil {
+					t.Fatal(err)
+				}
+				end := make(chan error, 1)
+				if c.reads {
+					go func() {
+						_, err := server.Read(make([]byte, 1))
+						end <- err
+					}()
+				}
+				c.before(client)
+				start := time.Now()
+				_ = client.Close()
+				if took := time.Since(start); took != c.want {
+					t.Errorf("Close took %v, want %v", took, c.want)
+				}
+				if c.reads {
+					if err := <-end; err != io.EOF {
+						t.Errorf("the peer read %v, want EOF by a close_notify", err)
+					}
+				}
+				_ = far.Close()
+			})
+		})
 	}
 }
