@@ -333,6 +333,7 @@ func TestRefusals(t *testing.T) {
 		"port 0":              {listen("orders.shop.test:0", s.as("orders")), "NAME:PORT"},
 		"a name of others":    {listen("orders.other.test", s.as("orders")), "refused"},
 		"somebody else":       {listen("orders.shop.test", s.as("laptop")), "refused"},
+		"another CA":          {listen("orders.shop.test", with(func(g *culvert.Gateways) { g.Trust = nil })), "unknown authority"},
 		"a gateway not there": {err, "no gateway has taken"},
 	} {
 		if got.err == nil || !strings.Contains(got.err.Error(), got.want) {

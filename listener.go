@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"culvert.dev/internal/gateway"
+	"culvert.dev/reverse"
 	"culvert.dev/tunnel"
 )
 
@@ -82,11 +83,14 @@ func (l *Listener) registered(ctx context.Context) error {
 		states := l.by.ReverseSessions()
 		refused, last := 0, error(nil)
 		for _, s := range states {
-			if s.Err != nil {
-				last = s.Err
+			if !s.Connected {
+				if last = s.Err; reverse.Permanent(last) {
+					refused++
+				}
+				continue
 			}
 			for _, n := range s.Names {
-				if s.Connected && n.Reason == "" {
+				if n.Reason == "" {
 					return nil
 				}
 				refused++

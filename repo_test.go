@@ -27,7 +27,7 @@ var layers = []struct {
 	{"tunnel", []string{"tunnel/internal/poll", "tunnel/internal/relay"}, "the vocabulary stands on the standard library alone, so that everything can stand on it"},
 	{"tunnel/internal/poll", nil, "waiting for sockets has nothing to do with what is carried"},
 	{"tunnel/internal/relay", []string{"tunnel/internal/poll"}, "carrying bytes has nothing to do with whose they are"},
-	{".", []string{"dns", "identity", "internal/gateway", "registry", "tunnel"}, "the library is the composition of a gateway, in the process of a program that asks or serves"},
+	{".", []string{"dns", "identity", "internal/gateway", "registry", "reverse", "tunnel"}, "the library is the composition of a gateway, in the process of a program that asks or serves"},
 	{"tunnel/tunneltest", []string{"tunnel"}, "conformance suites are of the seams, not of what is behind them"},
 	{"sni", []string{"tunnel"}, "a protocol knows the seams and no other protocol"},
 	{"connect", []string{"internal/records", "tunnel"}, "a protocol knows the seams and no other protocol"},

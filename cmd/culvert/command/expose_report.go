@@ -187,7 +187,7 @@ func (x *exposing) report(s *reverse.SessionState) sessionReport {
 		return sessionReport{}
 	}
 	n := sessionReport{event: "waiting", err: s.Error, reason: string(tunnel.ReasonOf(s.Err))}
-	n.hint, n.never = sessionHint(s.Err)
+	n.hint, n.never = sessionHint(s.Err), reverse.Permanent(s.Err)
 	n.text = "no session: " + s.Error
 	if !n.never {
 		n.text += "; trying again"
@@ -195,9 +195,8 @@ func (x *exposing) report(s *reverse.SessionState) sessionReport {
 	return n
 }
 
-// sessionHint returns what to do about a session that can't be opened, and whether a new attempt
-// fails, too, until that is done.
-func sessionHint(err error) (hint string, never bool) {
+// sessionHint returns what to do about a session that can't be opened, "" where it helps to wait.
+func sessionHint(err error) string {
 	var (
 		unknown x509.UnknownAuthorityError
 		host    x509.HostnameError
@@ -207,27 +206,27 @@ func sessionHint(err error) (hint string, never bool) {
 	)
 	switch {
 	case errors.As(err, &unknown):
-		return "name the CA of the gateway's certificate with --ca FILE", true
+		return "name the CA of the gateway's certificate with --ca FILE"
 	case errors.As(err, &host):
-		return "name what the gateway's certificate has with --server-name NAME, or its SPIFFE ID with --gateway-id ID", true
+		return "name what the gateway's certificate has with --server-name NAME, or its SPIFFE ID with --gateway-id ID"
 	case errors.As(err, &plain):
-		return "the gateway does not speak TLS there: is --via a listener with tls?", true
+		return "the gateway does not speak TLS there: is --via a listener with tls?"
 	case errors.As(err, &op) && op.Op == "remote error" && strings.Contains(op.Err.Error(), "unrecognized name"):
-		return "the gateway has no listener that ends TLS for this name: give one that it has with --server-name NAME", true
+		return "the gateway has no listener that ends TLS for this name: give one that it has with --server-name NAME"
 	case errors.As(err, &op) && op.Op == "remote error":
-		return "the gateway does not accept the certificate: its listener has to trust the CA that signed --cert", true
+		return "the gateway does not accept the certificate: its listener has to trust the CA that signed --cert"
 	case !errors.As(err, &refused):
-		return "", false
+		return ""
 	}
 	switch refused.Reason {
 	case tunnel.NoAuth:
-		return "give --cert and --key, or --token-file, as the gateway's listener asks for", true
+		return "give --cert and --key, or --token-file, as the gateway's listener asks for"
 	case tunnel.Denied, tunnel.NotExposed:
-		return "the gateway does not know you: give --cert and --key, or --token-file, as its listener asks for", true
+		return "the gateway does not know you: give --cert and --key, or --token-file, as its listener asks for"
 	case tunnel.NoRoute, tunnel.Unsupported, tunnel.BadRequest:
-		return "is --via a listener of a culvert gateway that ends TLS and takes " + oneOf(exposeProtocols) + "?", true
+		return "is --via a listener of a culvert gateway that ends TLS and takes " + oneOf(exposeProtocols) + "?"
 	}
-	return "", false
+	return ""
 }
 
 // observe notes how a request has ended. It is called by the gateway.

@@ -42,12 +42,17 @@ func passSocket(out *os.File, c syscall.Conn) error {
 	}
 	var sent error
 	send := func(fd uintptr) {
-		if sent = syscall.SetNonblock(int(fd), false); sent != nil {
+		if sent = os.NewSyscallError("fcntl", syscall.SetNonblock(int(fd), false)); sent != nil {
 			return
 		}
-		err = to.Control(func(over uintptr) {
+		if err := to.Control(func(over uintptr) {
 			sent = os.NewSyscallError("sendmsg", syscall.Sendmsg(int(over), []byte{0}, syscall.UnixRights(int(fd)), nil, 0))
-		})
+		}); err != nil {
+			sent = err
+		}
 	}
-	return errors.Join(from.Control(send), err, sent)
+	if err := from.Control(send); err != nil {
+		return err
+	}
+	return sent
 }
