@@ -16,6 +16,7 @@ type Location struct {
 	Pattern      string        // that matched what was asked
 	Port         uint16        // of the request, or the one that the service implies; 0 where it is not known
 	VIPs         [2]netip.Addr // of IPv4 and IPv6, that the service has to itself; zero for none
+	SetAddresses []netip.Addr  // of SetAddress, for the name and the network asked from; must not be changed
 	Single       bool          // the name is of one endpoint, and not of the service
 	GatewayLabel string        // of the one gateway that the name asks for, as in GatewayName; "" for all
 
@@ -353,7 +354,9 @@ func (t *Table) Locations(name tunnel.Name, from string) (places []Location, ok 
 		if !ok || !t.exposedTo(f.entry, in) {
 			continue
 		}
-		if p := t.locate(f, in); m.gateway == "" || p.selectGateway(m.gateway) {
+		p := t.locate(f, in)
+		p.SetAddresses = t.setAddresses[setAddressKey{name, in}]
+		if m.gateway == "" || p.selectGateway(m.gateway) {
 			places = append(places, p)
 		}
 	}

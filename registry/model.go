@@ -308,6 +308,9 @@ type Snapshot struct {
 	Listeners []*Listener
 	Policies  []*policy.Policy // of all services, whichever snapshot they are in
 
+	// SetAddresses are for DNS, of services in any snapshot.
+	SetAddresses []SetAddress `json:"-"`
+
 	// GatewayTransport is how the gateways in the networks of all other snapshots are
 	// asked, which say by which protocols only; nil means without TLS. Its Proto and
 	// Addresses have no meaning. The first snapshot that has one counts.

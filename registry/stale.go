@@ -111,7 +111,7 @@ func (f *freshness) logStale(log *slog.Logger) {
 
 // sameSlices reports whether s and o are the same slices, and not only equal ones.
 func (s *Snapshot) sameSlices(o *Snapshot) bool {
-	return same(s.Services, o.Services) && same(s.Networks, o.Networks) && same(s.Listeners, o.Listeners) && same(s.Policies, o.Policies) && same(s.Public, o.Public) && s.GatewayTransport == o.GatewayTransport && s.Mesh == o.Mesh
+	return same(s.Services, o.Services) && same(s.Networks, o.Networks) && same(s.Listeners, o.Listeners) && same(s.Policies, o.Policies) && same(s.Public, o.Public) && same(s.SetAddresses, o.SetAddresses) && s.GatewayTransport == o.GatewayTransport && s.Mesh == o.Mesh
 }
 
 func same[T any](a, b []T) bool {

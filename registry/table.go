@@ -43,6 +43,8 @@ type Table struct {
 	publishedAs map[tunnel.Name][]Published
 	vips        *vips // nil for none
 
+	setAddresses map[setAddressKey][]netip.Addr // nil for none
+
 	policies    []*policy.Policy   // of all snapshots
 	catalog     *catalog           // nil where no policy decides who may see services
 	listeners   *compiledListeners // nil where there is no listener
@@ -200,6 +202,7 @@ func (m Mesh) merge(newTransport newTransport, before map[balanceKey]*balanceSta
 		b.addMeshNames(int32(i))
 	}
 	b.addSets()
+	b.addSetAddresses(snapshots)
 	b.addListeners(snapshots)
 	b.addClientCerts()
 	b.addPolicies(snapshots)

@@ -138,6 +138,33 @@ func TestEveryVariantHasItsObjects(t *testing.T) {
 	}
 }
 
+// The ports of imported services are let in from the cluster, and the selector is that of the gateway's pods.
+func TestImportedServices(t *testing.T) {
+	objects := render(t, "multiCluster.enabled=true", "multiCluster.importedServices.enabled=true", "multiCluster.importedServices.ports=21000-21099", "dns.enabled=true")
+	for _, id := range []string{"NetworkPolicy culvert", "ConfigMap culvert", "NetworkPolicy culvert-dns", "ConfigMap culvert-dns"} {
+		if !slices.Contains(ids(objects), id) {
+			t.Errorf("there is no %s", id)
+		}
+	}
+	for _, o := range objects {
+		text := fmt.Sprint(o)
+		switch o.Kind() + " " + o.Name() {
+		case "NetworkPolicy culvert":
+			if !strings.Contains(text, "endPort:21099 port:21000 protocol:TCP") || !strings.Contains(text, "namespaceSelector:map[]") {
+				t.Errorf("the NetworkPolicy does not let in imported services: %s", text)
+			}
+		case "ConfigMap culvert":
+			if !strings.Contains(text, "ports: 21000-21099") || !strings.Contains(text, "app.kubernetes.io/component: gateway") {
+				t.Errorf("the configuration does not name the range and the pods: %s", text)
+			}
+		case "ConfigMap culvert-dns", "NetworkPolicy culvert-dns":
+			if strings.Contains(text, "21000") {
+				t.Errorf("%s %s has the ports of the gateway: %s", o.Kind(), o.Name(), text)
+			}
+		}
+	}
+}
+
 // The files of values in testdata/good are good, whole, and have other values
 // than the defaults for everything that is a choice.
 func TestGoodValues(t *testing.T) {

@@ -158,9 +158,14 @@ func TestBadValues(t *testing.T) {
 
 // What the chart itself refuses is said in its words.
 func TestTheChartRefuses(t *testing.T) {
-	got := refused(t, "multiCluster.enabled=true", "discovery.enabled=false")
-	if want := "multiCluster.enabled needs discovery.enabled: what is exported are its services"; !strings.Contains(got, want) {
-		t.Errorf("got %q, want %q", got, want)
+	for want, sets := range map[string][]string{
+		"multiCluster.enabled needs discovery.enabled: what is exported are its services":                        {"multiCluster.enabled=true", "discovery.enabled=false"},
+		"multiCluster.importedServices.enabled needs multiCluster.enabled":                                       {"multiCluster.importedServices.enabled=true"},
+		"multiCluster.importedServices.enabled needs gateway.enabled: the addresses of imports lead to its pods": {"multiCluster.enabled=true", "multiCluster.importedServices.enabled=true", "gateway.enabled=false"},
+	} {
+		if got := refused(t, sets...); !strings.Contains(got, want) {
+			t.Errorf("got %q, want %q", got, want)
+		}
 	}
 }
 

@@ -10,10 +10,12 @@ import (
 
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+	mcsv1 "sigs.k8s.io/mcs-api/pkg/apis/v1beta1"
 	mcsclient "sigs.k8s.io/mcs-api/pkg/client/clientset/versioned"
 
 	"culvert.dev/internal/kube/client"
 	"culvert.dev/internal/kube/discovery"
+	"culvert.dev/internal/kube/imported"
 	"culvert.dev/internal/kube/mcs"
 	"culvert.dev/internal/kube/watch"
 )
@@ -25,7 +27,8 @@ const addressInterval = 2 * time.Second
 // A clusterSet is what several clusters export together.
 type clusterSet struct {
 	*mcs.Controller
-	own mcs.Cluster
+	own      mcs.Cluster
+	imported *imported.Source // nil where imports have no ClusterIPs
 
 	mu      sync.Mutex // guards the following
 	sources map[string]*discovery.Source
@@ -37,7 +40,7 @@ func (k *Kube) export() error {
 	s := &clusterSet{sources: map[string]*discovery.Source{}}
 	s.Controller = &mcs.Controller{
 		Cluster: k.cfg.Cluster, ID: k.cfg.Lease.Namespace + "/" + k.cfg.Lease.Name,
-		Leads: k.leads.Load, VIPs: s.addresses, OnExports: s.setExports, Log: k.cfg.Log,
+		Leads: k.leads.Load, VIPs: s.addresses, OnExports: s.setExports, OnImports: k.setImports, Log: k.cfg.Log,
 	}
 	if d := k.cfg.Discovery; d != nil {
 		s.Refuses = d.Rules.Refuses
@@ -49,6 +52,36 @@ func (k *Kube) export() error {
 	s.own = mcs.Cluster{Core: k.core, API: api, Namespaces: k.cfg.Namespaces, Definitions: k.defs}
 	k.set = s
 	return nil
+}
+
+// imports adds the source that gives the imports of the own cluster ClusterIPs.
+func (k *Kube) imports(cfg *ImportedServices) {
+	src := &imported.Source{
+		Client: k.core, Namespace: k.cfg.Lease.Namespace, Owner: k.cfg.Lease.Name, Selector: cfg.Selector, Ports: cfg.Ports,
+		Leads: k.leads.Load, Pulse: k.pulse, Changed: k.set.Changed, Log: k.cfg.Log,
+	}
+	k.set.imported = src
+	k.set.Address = func(name mcs.Name) (mcs.Address, bool) {
+		a, known := src.Address(name)
+		return mcs.Address(a), known
+	}
+	k.sources = append(k.sources, src)
+}
+
+// setImports has DNS answer with the addresses that imports of the own cluster have there, and the
+// imports have them.
+func (k *Kube) setImports(all map[mcs.Name]mcs.Imported) {
+	ips := make(map[mcs.Name][]netip.Addr, len(all))
+	ports := make(map[imported.Name][]mcsv1.ServicePort, len(all))
+	for name, i := range all {
+		ips[name], ports[name] = i.ClusterIPs, i.Ports
+	}
+	if k.own != nil {
+		k.own.SetAddresses(ips)
+	}
+	if k.set.imported != nil {
+		k.set.imported.SetImports(ports)
+	}
 }
 
 // addresses returns those of a service in the cluster set.

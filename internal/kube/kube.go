@@ -53,6 +53,10 @@ type Config struct {
 	MultiCluster bool        // ServiceExports are served, and ServiceImports written
 	Policies     *Policies   // nil means that AuthorizationPolicies are not read
 
+	// ImportedServices has the imports of MultiCluster be at ClusterIPs; nil means that they are not.
+	// It needs Lease, whose namespace is that of the gateway's pods.
+	ImportedServices *ImportedServices
+
 	Lease Object // of the replica that writes; zero means that this process never does
 
 	// State is the prefix of the paths of files in which the last snapshot of each source is kept
@@ -91,6 +95,12 @@ type GatewayAPI struct {
 // Policies says how AuthorizationPolicies and ClusterAuthorizationPolicies are read.
 type Policies struct {
 	TrustDomains []string // of the cluster's workloads, whose ServiceAccounts policies name
+}
+
+// ImportedServices says how imports are led to the gateway's pods.
+type ImportedServices struct {
+	Ports    registry.PortRange // of the pods
+	Selector map[string]string  // of the pods
 }
 
 // A Gateway opens the listeners of the sources.
@@ -179,6 +189,9 @@ func newOf(cfg Config, c *rest.Config) (*Kube, error) {
 		if err := k.discover(cfg.Discovery); err != nil {
 			return nil, err
 		}
+	}
+	if cfg.ImportedServices != nil && k.set != nil {
+		k.imports(cfg.ImportedServices)
 	}
 	if cfg.GatewayAPI != nil {
 		if err := k.serve(cfg.GatewayAPI); err != nil {

@@ -192,10 +192,10 @@ func exists(p registry.Location) bool {
 
 // addresses adds the addresses of p. Unhealthy ones are left out, unless all are.
 func (t *Table) addresses(q dns.Question, a *dns.Answer, p *registry.Location) {
-	if t.vips(q.View, p) {
-		for _, v := range p.VIPs {
+	if own := t.ownAddresses(q.View, p); len(own) > 0 {
+		for _, v := range own {
 			// The locations of a service's ports have the same addresses.
-			if v.IsValid() && !slices.Contains(a.Addrs, dns.Addr{Addr: v}) {
+			if !slices.Contains(a.Addrs, dns.Addr{Addr: v}) {
 				a.Addrs = append(a.Addrs, dns.Addr{Addr: v})
 			}
 		}
@@ -219,10 +219,24 @@ func (t *Table) addresses(q dns.Question, a *dns.Answer, p *registry.Location) {
 	}
 }
 
-// vips reports whether clients in a network get the virtual addresses of p's service.
-// A single endpoint has none, nor has the part of a service behind one gateway.
-func (t *Table) vips(network string, p *registry.Location) bool {
-	return p.VIPs != [2]netip.Addr{} && !p.Single && p.GatewayLabel == "" && t.source.VIPs != nil && t.source.VIPs(network)
+// ownAddresses returns the addresses that clients in a network get in place of those of p's
+// endpoints and gateways: those that the network has for the name, or else the virtual ones of the
+// service. A single endpoint has none, nor has the part of a service behind one gateway.
+func (t *Table) ownAddresses(network string, p *registry.Location) (all []netip.Addr) {
+	switch {
+	case p.Single || p.GatewayLabel != "":
+		return nil
+	case len(p.SetAddresses) > 0:
+		return p.SetAddresses
+	case t.source.VIPs == nil || !t.source.VIPs(network):
+		return nil
+	}
+	for _, v := range p.VIPs {
+		if v.IsValid() {
+			all = append(all, v)
+		}
+	}
+	return all
 }
 
 // add adds one address if it is healthy, or with all in any case.

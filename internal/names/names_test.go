@@ -406,3 +406,35 @@ func BenchmarkAnswer(b *testing.B) {
 		}
 	}
 }
+
+// Those in the network of the cluster that has given a service of the cluster set an address are
+// told of that, whatever VIPs there are, and nobody else is.
+func TestAnswerSetAddresses(t *testing.T) {
+	src := source(t)
+	src.VIPs = func(string) bool { return true }
+	s := registry.Snapshot{
+		Services: []*registry.Service{{Name: "web", ID: registry.ID{Service: "web", Namespace: "shop", Cluster: "two"}, Exported: true, Ports: []uint16{443}, Exposed: true, VIP: true, ALPN: []string{"h2"},
+			NamedPorts: []registry.NamedPort{{Name: "https", Protocol: "tcp", Port: 443}}, Endpoints: []registry.Endpoint{ep("10.2.5.1:8443")}}},
+		Networks: []registry.Network{{Name: "east", CIDRs: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")}}, {Name: "south"}, {Name: "west", CIDRs: []netip.Prefix{netip.MustParsePrefix("10.2.0.0/16")}, Gateways: []registry.Gateway{{Address: ep("198.51.100.1:443")}}}},
+		SetAddresses: []registry.SetAddress{
+			{Name: tunnel.MustParseName("web.shop.svc.clusterset.local"), Network: "east", IPs: []netip.Addr{netip.MustParseAddr("10.96.0.9"), netip.MustParseAddr("fd00::9")}},
+			{Name: tunnel.MustParseName("web.shop.svc.clusterset.local"), Network: "nowhere", IPs: []netip.Addr{netip.MustParseAddr("10.96.0.10")}},
+			{Name: tunnel.MustParseName("gone.shop.svc.clusterset.local"), Network: "east", IPs: []netip.Addr{netip.MustParseAddr("10.96.0.11")}},
+		},
+	}
+	table, err := registry.Merge(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	src.Registry.Swap(table)
+	const name = "web.shop.svc.clusterset.local"
+	ask(t, src, []question{
+		{name, dns.TypeA, "east", "exists 0:10.96.0.9, 0:fd00::9"},
+		{name, dns.TypeA, "south", "exists 0:198.51.100.1"},
+		{name, dns.TypeA, "", "exists 0:198.51.100.1"},
+		{"_https._tcp." + name, dns.TypeSRV, "east", "exists 0 1 " + name + ":443"},
+		{name, dns.TypeHTTPS, "east", `exists 0 "" alpn=[h2] port=0 hints=[10.96.0.9 fd00::9]`},
+		{"web.shop.svc.two.mesh.internal", dns.TypeA, "east", "exists 0:198.51.100.1"},
+		{"gone.shop.svc.clusterset.local", dns.TypeA, "east", "absent "},
+	})
+}

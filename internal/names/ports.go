@@ -20,7 +20,7 @@ func (t *Table) services(q dns.Question, a *dns.Answer, locations []registry.Loc
 		}
 		a.Status = dns.Exists
 		switch {
-		case t.vips(q.View, p):
+		case len(t.ownAddresses(q.View, p)) > 0:
 			a.Services = append(a.Services, dns.Service{Weight: 1, Port: n.Port, Target: name})
 		case len(p.Gateways) > 0:
 			alike := t.oneGatewayPort(q.View, locations)
@@ -96,7 +96,7 @@ func (t *Table) oneGatewayPort(view string, locations []registry.Location) bool 
 	port := uint16(0)
 	for i := range locations {
 		p := &locations[i]
-		if len(p.Endpoints) > 0 || t.vips(view, p) {
+		if len(p.Endpoints) > 0 || len(t.ownAddresses(view, p)) > 0 {
 			return false
 		}
 		for _, e := range t.usableGateways(p) {
@@ -131,13 +131,9 @@ func (t *Table) bind(q dns.Question, a *dns.Answer, locations []registry.Locatio
 		p := &locations[i]
 		switch {
 		case !takesPort(p, port):
-		case t.vips(q.View, p):
+		case len(t.ownAddresses(q.View, p)) > 0:
 			b := dns.Binding{Target: target, ALPN: p.Service.ALPN} // at the port of the URL
-			for _, v := range p.VIPs {
-				if v.IsValid() {
-					b.Hints = append(b.Hints, v)
-				}
-			}
+			b.Hints = append(b.Hints, t.ownAddresses(q.View, p)...)
 			a.Bindings = append(a.Bindings, b)
 		case len(p.Gateways) == 0:
 			a.Bindings = append(a.Bindings, dns.Binding{Target: target, ALPN: p.Service.ALPN, Port: portChange(endpointPort(p, port), port)})

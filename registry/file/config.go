@@ -226,7 +226,9 @@ func (c *Config) Snapshot() registry.Snapshot {
 }
 
 // Listens reports whether sources other than the file may bring listeners.
-func (c *Config) Listens() bool { return c.Kubernetes != nil && c.Kubernetes.GatewayAPI != nil }
+func (c *Config) Listens() bool {
+	return c.Kubernetes != nil && (c.Kubernetes.GatewayAPI != nil || c.Kubernetes.ImportedServices != nil)
+}
 
 // Load reads the configuration file at path, of at most 16 MiB, and the files
 // with credentials that it names. Mistakes are returned as Errors.

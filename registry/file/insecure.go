@@ -37,6 +37,9 @@ func (d *decoder) plaintext() string {
 	if d.cfg.Kubernetes != nil && d.cfg.Kubernetes.GatewayAPI != nil {
 		by = append(by, "kubernetes.gatewayAPI")
 	}
+	if d.cfg.Kubernetes != nil && d.cfg.Kubernetes.ImportedServices != nil {
+		by = append(by, "kubernetes.importedServices")
+	}
 	if more := len(by) - most; more > 0 {
 		by = append(by[:most], fmt.Sprintf("%d more", more))
 	}

@@ -24,6 +24,10 @@ type Kubernetes struct {
 	GatewayAPI   *GatewayAPI `yaml:"gatewayAPI"`   // nil means that nothing is served of it
 	MultiCluster bool        `yaml:"multiCluster"` // ServiceExports are taken up, and ServiceImports kept
 
+	// ImportedServices gives what the cluster imports from others addresses in it; nil means
+	// that ServiceImports have VIPs at most.
+	ImportedServices *ImportedServices `yaml:"importedServices"`
+
 	AuthorizationPolicies *AuthorizationPolicies `yaml:"authorizationPolicies"` // nil means that those of Kubernetes are not read
 
 	Leader Object `yaml:"leader" as:"object" default:"culvert-system/culvert"` // of the Lease among those who write statuses
@@ -182,6 +186,7 @@ func (d *decoder) checkKubernetes() {
 	if k.Discovery == nil && k.GatewayAPI == nil && k.AuthorizationPolicies == nil {
 		d.errorf(at, "add discovery: {}, or gatewayAPI: {}, or both", "kubernetes has nothing to do")
 	}
+	d.checkImportedServices(k, at)
 	if k.MultiCluster && k.Discovery == nil {
 		d.errorf(valueOf(at, "multiCluster"), "add discovery: {}", "multiCluster needs the services of the clusters")
 	}

@@ -42,27 +42,58 @@ func (d *decoder) checkOwnPort(s *registry.Service, n *yaml.Node) {
 	}
 }
 
-// listensAt returns the address of a port of servicePorts.
-func (p *ServicePorts) listensAt(port uint16) (address string, ok bool) {
-	if p == nil || p.Range.First == 0 || !p.Range.Contains(port) {
+// An ownRange is ports that the gateway listens at for services.
+type ownRange struct {
+	registry.PortRange
+	address netip.Addr // the zero Addr means every address of this machine
+	key     string     // that says so, for people
+	line    int
+}
+
+// listensAt returns the address of a port of the range.
+func (r ownRange) listensAt(port uint16) (address string, ok bool) {
+	if r.First == 0 || !r.Contains(port) {
 		return "", false
 	}
 	host := ""
-	if p.Address.IsValid() {
-		host = p.Address.String()
-		if p.Address.Is6() {
+	if r.address.IsValid() {
+		host = r.address.String()
+		if r.address.Is6() {
 			host = "[" + host + "]"
 		}
 	}
 	return fmt.Sprintf("%s:%d", host, port), true
 }
 
-// checkServicePorts finds listeners in the range of servicePorts.
+// ownRanges returns those of servicePorts and of kubernetes.importedServices.
+func (d *decoder) ownRanges() (all []ownRange) {
+	if p := d.cfg.ServicePorts; p != nil {
+		all = append(all, ownRange{p.Range, p.Address, "servicePorts", lineOf(d.root.object("servicePorts").value("range"))})
+	}
+	if k := d.cfg.Kubernetes; k != nil && k.ImportedServices != nil {
+		at := d.root.object("kubernetes").object("importedServices")
+		all = append(all, ownRange{k.ImportedServices.Ports, netip.Addr{}, "kubernetes.importedServices", lineOf(at.value("ports"))})
+	}
+	return all
+}
+
+func lineOf(n *yaml.Node) int {
+	if n == nil {
+		return 0
+	}
+	return n.Line
+}
+
+// checkServicePorts finds listeners in the ranges of servicePorts and of imported services, and
+// ranges that overlap.
 func (d *decoder) checkServicePorts() {
+	ranges := d.ownRanges()
 	check := func(address string, n *yaml.Node) {
-		ours, ok := d.cfg.ServicePorts.listensAt(listenPort(address))
-		if ok && listenPort(address) != 0 && overlap(ours, address) {
-			d.errorf(n, "give it a port outside of the range", "%s is in the range %s of servicePorts (line %d)", address, d.cfg.ServicePorts.Range, d.root.object("servicePorts").value("range").Line)
+		for _, r := range ranges {
+			ours, ok := r.listensAt(listenPort(address))
+			if ok && listenPort(address) != 0 && overlap(ours, address) {
+				d.errorf(n, "give it a port outside of the range", "%s is in the range %s of %s (line %d)", address, r.PortRange, r.key, r.line)
+			}
 		}
 	}
 	for i, l := range d.cfg.Listeners {
@@ -76,15 +107,20 @@ func (d *decoder) checkServicePorts() {
 	if d.root.value("admin") != nil && !isSocket(d.cfg.Admin) {
 		check(d.cfg.Admin, d.root.value("admin"))
 	}
+	if len(ranges) == 2 && ranges[0].First != 0 && ranges[1].First != 0 && ranges[0].First <= ranges[1].Last && ranges[1].First <= ranges[0].Last {
+		d.errorf(d.root.object("kubernetes").object("importedServices").value("ports"), "choose ranges that have no port in common", "the range %s overlaps %s of %s (line %d)", ranges[1].PortRange, ranges[0].PortRange, ranges[0].key, ranges[0].line)
+	}
 }
 
-// leadsToOwnPort finds an endpoint of this machine in the range of servicePorts:
+// leadsToOwnPort finds an endpoint of this machine in a range of the gateway's own:
 // whoever comes first would have its port.
 func (d *decoder) leadsToOwnPort(ep registry.Endpoint, ports []uint16, n *yaml.Node) {
-	for _, port := range ports {
-		if ours, ok := d.cfg.ServicePorts.listensAt(port); ok && leadsTo(ep, []uint16{port}, ours) {
-			d.errorf(n, "choose another range, or move the service to another port", "endpoint %q is in the range %s of servicePorts (line %d), so this gateway may listen there", ep, d.cfg.ServicePorts.Range, d.root.object("servicePorts").value("range").Line)
-			return
+	for _, r := range d.ownRanges() {
+		for _, port := range ports {
+			if ours, ok := r.listensAt(port); ok && leadsTo(ep, []uint16{port}, ours) {
+				d.errorf(n, "choose another range, or move the service to another port", "endpoint %q is in the range %s of %s (line %d), so this gateway may listen there", ep, r.PortRange, r.key, r.line)
+				return
+			}
 		}
 	}
 }

@@ -61,7 +61,7 @@ func answersOnly(c *file.Config) {
 	if k == nil {
 		return
 	}
-	k.GatewayAPI, k.AuthorizationPolicies, k.Leader = nil, nil, file.Object{}
+	k.GatewayAPI, k.AuthorizationPolicies, k.ImportedServices, k.Leader = nil, nil, nil, file.Object{}
 	if k.Discovery == nil {
 		c.Kubernetes = nil
 	}

@@ -148,6 +148,9 @@ func kubeConfig(c *file.Config, log *slog.Logger) kube.Config {
 			}
 		}
 	}
+	if i := f.ImportedServices; i != nil {
+		cfg.ImportedServices = &kube.ImportedServices{Ports: i.Ports, Selector: i.Selector}
+	}
 	if p := f.AuthorizationPolicies; p != nil {
 		cfg.Policies = &kube.Policies{TrustDomains: p.TrustDomains}
 	}

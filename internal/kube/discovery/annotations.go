@@ -36,6 +36,8 @@ const (
 	notePort       = "gateway-port"
 	noteTransports = "gateway-transports"
 	noteWeight     = "gateway-weight"
+
+	noteImport = "import" // of the Services that internal/kube/imported keeps
 )
 
 // Limits of what one annotation may hold.
@@ -175,7 +177,7 @@ func (k *noteKind) consequence() string {
 // unknown reports annotations that do not exist. If one looks like a misspelled annotation that
 // closes the service, the service stays closed.
 func unknown(notes map[string]string, at Problem, x *exposure) (problems []Problem) {
-	known := []string{noteGateway, notePort, noteTransports, noteWeight}
+	known := []string{noteGateway, notePort, noteTransports, noteWeight, noteImport}
 	for _, k := range noteKinds {
 		known = append(known, k.key)
 	}

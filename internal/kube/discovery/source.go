@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -86,8 +88,10 @@ type Source struct {
 	set          []string // networks, beside ClusterSet
 	exportsKnown bool     // exports are known
 	stale        bool     // exports and set are not applied yet
-	run          *run     // nil before Run
-	known        bool     // an Update was sent
+	addresses    []registry.SetAddress
+	readdressed  bool // addresses are not applied yet
+	run          *run // nil before Run
+	known        bool // an Update was sent
 	lost         error
 	lostAt       time.Time // since when
 }
@@ -115,6 +119,23 @@ func (s *Source) SetClusterSet(networks []string) {
 	if changed {
 		s.changed.Notify()
 	}
+}
+
+// SetAddresses sets the addresses by which the cluster's pods reach what it imports. It may be called
+// at any time.
+func (s *Source) SetAddresses(imports map[types.NamespacedName][]netip.Addr) {
+	s.init()
+	var all []registry.SetAddress
+	for name, ips := range imports {
+		if set, err := (registry.ID{Service: name.Name, Namespace: name.Namespace}).SetName(); err == nil && len(ips) > 0 {
+			all = append(all, registry.SetAddress{Name: set, Network: s.PodNetwork(), IPs: ips})
+		}
+	}
+	slices.SortFunc(all, func(a, b registry.SetAddress) int { return strings.Compare(a.Name.String(), b.Name.String()) })
+	s.mu.Lock()
+	s.addresses, s.readdressed = all, true
+	s.mu.Unlock()
+	s.changed.Notify()
 }
 
 // clusterSet returns the networks that exported services are exposed to. The
@@ -168,7 +189,7 @@ func (s *Source) Run(ctx context.Context, updates chan<- registry.Update) error 
 		log = slog.New(slog.DiscardHandler)
 	}
 	s.mu.Lock()
-	s.stale = true // also for a second Run
+	s.stale, s.readdressed = true, true // also for a second Run
 	s.mu.Unlock()
 	r := newRun(s, log.With("cluster", s.Cluster))
 	s.mu.Lock()

@@ -3,6 +3,7 @@ package discovery
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -310,6 +311,24 @@ func TestExportsAtAnyTime(t *testing.T) {
 		}
 		src.SetExports(nil)
 		want("web.shop.west to everyone at [10.1.0.1]; db.stock.west to nobody at []")
+	})
+}
+
+func TestSetAddressesAtAnyTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, svc("shop", "web", "import", "shop/web"))
+		src := &Source{Client: r.api, Cluster: "west", Network: "pods", Log: r.logger()}
+		r.start(src)
+		if u := r.one(moment); len(u.SetAddresses) != 0 {
+			t.Errorf("at first %v", u.SetAddresses)
+		}
+		src.SetAddresses(map[types.NamespacedName][]netip.Addr{{Namespace: "shop", Name: "web"}: {netip.MustParseAddr("10.96.0.9")}, {Namespace: "shop", Name: "db"}: nil})
+		if got, want := fmt.Sprint(r.one(moment).SetAddresses), "[{web.shop.svc.clusterset.local pods [10.96.0.9]}]"; got != want {
+			t.Errorf("got %s, want %s", got, want)
+		}
+		if n := r.logged("Kubernetes object refused"); n != 0 { // the annotation is our own
+			t.Errorf("%d objects are refused", n)
+		}
 	})
 }
 

@@ -43,7 +43,8 @@ type run struct {
 	netProblems   []Problem
 	problemCounts map[Problem]int // how many items have each
 	unlogged      []Problem
-	modified      bool // items or network are not sent yet
+	addresses     []registry.SetAddress
+	modified      bool // items, network or addresses are not sent yet
 }
 
 // An item is a service with the result of its conversion.
@@ -338,7 +339,7 @@ func (r *run) removeProblems(problems []Problem) {
 
 // snapshot returns the services and the network, in new slices.
 func (r *run) snapshot() registry.Snapshot {
-	out := registry.Snapshot{Networks: r.nets, Services: make([]*registry.Service, 0, len(r.order))}
+	out := registry.Snapshot{SetAddresses: r.addresses, Networks: r.nets, Services: make([]*registry.Service, 0, len(r.order))}
 	for _, i := range r.order {
 		if i.out != nil {
 			out.Services = append(out.Services, i.out)

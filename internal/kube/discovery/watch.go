@@ -198,11 +198,15 @@ func (r *run) settle() (complete, modified bool, lost error) {
 	s.mu.Lock()
 	exports, set, stale := s.exports, s.clusterSet(), s.stale
 	waits := s.AwaitExports && !s.exportsKnown
-	s.stale = false
+	addresses, readdressed := s.addresses, s.readdressed
+	s.stale, s.readdressed = false, false
 	s.mu.Unlock()
 
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if readdressed {
+		r.addresses, r.modified = addresses, true
+	}
 	if stale {
 		r.exports, r.clusterSet = exports, set
 		r.touchAll()

@@ -41,6 +41,13 @@ type Controller struct {
 	// See Changed.
 	VIPs func(namespace, name string) []netip.Addr
 
+	// OnImports is called with the imports of the own cluster that are at an address, once they have
+	// been read and when they change, by every replica. It must not block or change the map. Address
+	// returns the address that such an import has in the own cluster; it is false while that is not
+	// known. See Changed. Both may be nil.
+	OnImports func(imports map[Name]Imported)
+	Address   func(name Name) (a Address, known bool)
+
 	// Refuses returns why a service may not be exported, or "". May be nil.
 	Refuses func(namespace, name string) string
 
@@ -59,6 +66,7 @@ type Controller struct {
 	mu               sync.Mutex // guards the following, and what members hold
 	members          map[string]*member
 	reported         map[string]map[Name]bool // what OnExports was called with
+	imported         map[Name]Imported        // what OnImports was called with; nil before
 	namespaceMissing bool                     // in a cluster that an import was to be written to
 
 	refused map[string]string // what has been said of ServiceExports; Run's own
@@ -76,7 +84,7 @@ func (c *Controller) init() {
 
 func (c *Controller) notify() { c.signal.Notify() }
 
-// Changed has VIPs asked again. It may be called at any time, and does not wait.
+// Changed has VIPs and Address asked again. It may be called at any time, and does not wait.
 func (c *Controller) Changed() {
 	c.init()
 	c.notify()
@@ -175,6 +183,7 @@ func (c *Controller) settle() []change {
 			tell = append(tell, name)
 		}
 	}
+	imports := c.newImports()
 	var todo []change
 	for _, name := range slices.Sorted(maps.Keys(c.members)) {
 		if members[name] != nil && !members[name].Unseen && !c.members[name].absent() {
@@ -186,6 +195,9 @@ func (c *Controller) settle() []change {
 		if c.OnExports != nil {
 			c.OnExports(name, set.Exported[name])
 		}
+	}
+	if imports != nil {
+		c.OnImports(imports)
 	}
 	return todo
 }

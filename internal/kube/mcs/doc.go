@@ -20,6 +20,8 @@
 // since the start, or may not be, nothing is removed from services that it takes part in. Where all
 // objects of a kind vanish they stay until the API server confirms it: see internal/kube/watch.
 //
-// No EndpointSlices are written: DNS and gateways lead to services of other clusters, and the
-// imports say that there are none. The labels and annotations of a ServiceExport are not copied.
+// No EndpointSlices are written here: DNS and gateways lead to services of other clusters, and the
+// imports say that there are none. In the own cluster an import has the address that Address gives
+// it, which is a ClusterIP if internal/kube/imported keeps a Service for it; in other clusters it has
+// VIPs. The labels and annotations of a ServiceExport are not copied.
 package mcs

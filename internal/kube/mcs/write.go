@@ -25,6 +25,9 @@ const (
 	LabelManagedBy = "app.kubernetes.io/managed-by"
 	ManagedBy      = "culvert"
 	NoteWriter     = "culvert.dev/writer"
+
+	// NoteService names the Service, NAMESPACE/NAME, the ClusterIPs of which an import has in its cluster.
+	NoteService = "culvert.dev/imported-service"
 )
 
 // role is what this gateway may do with an import that exists.
@@ -119,9 +122,14 @@ func (c *Controller) changes(m *member, set *Set) (todo []change) {
 			continue
 		}
 		want, have := set.Imports[name], m.imports[name]
+		notes := map[string]string{NoteWriter: c.writer()}
+		if m.name == c.Cluster {
+			notes[NoteService] = c.localize(&want, name, have)
+		}
 		switch {
 		case have == nil:
-			next := &mcsv1.ServiceImport{ObjectMeta: metav1.ObjectMeta{Namespace: name.Namespace, Name: name.Name, Labels: map[string]string{LabelManagedBy: ManagedBy}, Annotations: map[string]string{NoteWriter: c.writer()}}, Spec: want.Spec}
+			next := &mcsv1.ServiceImport{ObjectMeta: metav1.ObjectMeta{Namespace: name.Namespace, Name: name.Name, Labels: map[string]string{LabelManagedBy: ManagedBy}}, Spec: want.Spec}
+			annotate(next, notes)
 			todo = append(todo, change{m, "create", "serviceimports", name, func(ctx context.Context) error {
 				_, err := m.API.MulticlusterV1beta1().ServiceImports(name.Namespace).Create(ctx, next, metav1.CreateOptions{})
 				return err // its status comes when we have seen it
@@ -136,13 +144,10 @@ func (c *Controller) changes(m *member, set *Set) (todo []change) {
 				c.log.Warn("another gateway writes this ServiceImport for other clusters; delete it if that gateway is gone",
 					"cluster", m.name, "import", name.String(), "writer", writer, "clusters", clusterNames(have), "known", want.Clusters)
 			}
-		case !reflect.DeepEqual(have.Spec, want.Spec) || have.Annotations[NoteWriter] != c.writer():
+		case !reflect.DeepEqual(have.Spec, want.Spec) || !annotated(have, notes):
 			next := have.DeepCopy()
 			next.Spec = want.Spec
-			if next.Annotations == nil {
-				next.Annotations = map[string]string{}
-			}
-			next.Annotations[NoteWriter] = c.writer()
+			annotate(next, notes)
 			todo = append(todo, change{m, "update", "serviceimports", name, func(ctx context.Context) error {
 				_, err := m.API.MulticlusterV1beta1().ServiceImports(name.Namespace).Update(ctx, next, metav1.UpdateOptions{})
 				return err

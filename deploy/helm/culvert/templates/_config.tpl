@@ -72,6 +72,10 @@
 {{- end -}}
 {{- $_ := set (index $c "kubernetes") "gatewayAPI" $g -}}
 {{- end -}}
+{{- if include "culvert.importedServices" . -}}
+{{- $i := dict "ports" $v.multiCluster.importedServices.ports "selector" (fromYaml (include "culvert.selector" (list . "gateway"))) -}}
+{{- $_ := set (index $c "kubernetes") "importedServices" $i -}}
+{{- end -}}
 {{- if $v.authorizationPolicies.enabled -}}
 {{- $p := dict -}}
 {{- with $v.authorizationPolicies.trustDomains -}}

@@ -50,6 +50,11 @@ app.kubernetes.io/part-of: culvert
 {{- if or .Values.discovery.enabled .Values.gatewayAPI.enabled .Values.authorizationPolicies.enabled -}}true{{- end -}}
 {{- end -}}
 
+{{/* Whether imports have ClusterIPs that lead to the gateway. */}}
+{{- define "culvert.importedServices" -}}
+{{- if and .Values.multiCluster.enabled .Values.multiCluster.importedServices.enabled -}}true{{- end -}}
+{{- end -}}
+
 {{/* What pods of a component share. Of (list $ component values). */}}
 {{- define "culvert.podPlacement" -}}
 {{- $root := index . 0 -}}
