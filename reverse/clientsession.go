@@ -87,16 +87,7 @@ func (x *clientSession) serve(ctx context.Context) {
 		}
 	})
 	defer late.Stop()
-	done := make(chan struct{})
-	var watching sync.WaitGroup
-	watching.Go(func() {
-		defer x.client.recovered()
-		x.carrier.watch(done)
-	})
-	defer func() {
-		close(done)
-		watching.Wait()
-	}()
+	defer x.carrier.watch(x.caught)()
 	x.fail(x.proto.ServeConn(ctx, tunnel.NewConn(x.carrier), x))
 }
 
@@ -185,8 +176,8 @@ func (x *clientSession) serveControl(ctx context.Context, req *tunnel.Request) {
 	telling.Go(func() {
 		defer x.client.recovered()
 		x.tellNames()
-		s.ping(done, x.carrier)
 	})
+	defer s.ping(x.carrier, x.caught)()
 	if x.pool != nil {
 		telling.Go(func() {
 			defer x.client.recovered()
@@ -194,6 +185,12 @@ func (x *clientSession) serveControl(ctx context.Context, req *tunnel.Request) {
 		})
 	}
 	x.fail(fmt.Errorf("reverse: the control stream ended: %w", s.read(maxAnswer, x.handle)))
+}
+
+// caught logs a panic, and ends the session.
+func (x *clientSession) caught(v any) {
+	x.client.caught(v)
+	_ = x.carrier.Close()
 }
 
 // fail notes why the session has ended; the first reason counts.

@@ -52,44 +52,63 @@ type serverSession struct {
 	members   map[memberKey]*Membership
 }
 
-// serve runs the session to its end.
+// serve runs the session to its end. What it calls before it waits for that has a frame of its
+// own: a session has a stack for as long as it lasts.
 func (x *serverSession) serve(ctx context.Context) error {
-	_ = x.carrier.SetDeadline(time.Now().Add(headTimeout))
-	var h hello
-	err := readJSON(x.carrier.early, &h)
-	if err == nil && h.Version != version {
-		err = tunnel.Refusef(tunnel.Unsupported, "reverse: version %d of the protocol, want %d", h.Version, version)
-	}
-	if err != nil {
-		_ = writeJSON(x.carrier, welcome{Version: version, Error: publicError(err)})
-		return err
-	}
-	if slices.Contains(h.Have, x.server.Replica()) {
-		return writeJSON(x.carrier, welcome{Version: version, Replica: x.server.Replica(), Same: true})
-	}
-	x.mu.Lock()
-	x.connector = clip(h.Connector)
-	x.mu.Unlock()
 	defer x.leaveAll()
-	x.register(h.Register)
-	w := welcome{Version: version, Replica: x.server.Replica()}
-	x.mu.Lock()
-	w.Names, x.told = x.results, x.changes
-	x.mu.Unlock()
-	if err := writeLine(x.carrier, w, maxAnswer); err != nil {
+	if is, err := x.begin(); err != nil || !is {
 		return err
 	}
-	_ = x.carrier.SetDeadline(time.Time{})
-	defer x.background(x.carrier.watch)()
-	err = x.serveStreams(ctx)
+	defer x.carrier.watch(x.caught)()
+	err := x.serveControl(ctx)
 	if x.carrier.dead.Load() {
 		return errDead
 	}
 	return err
 }
 
-// serveStreams opens the control stream and reads it to its end.
-func (x *serverSession) serveStreams(ctx context.Context) error {
+// begin reads the hello and answers it. It is false where there is to be no session.
+func (x *serverSession) begin() (is bool, err error) {
+	_ = x.carrier.SetDeadline(time.Now().Add(headTimeout))
+	var h hello
+	err = readJSON(x.carrier.early, &h)
+	if err == nil && h.Version != version {
+		err = tunnel.Refusef(tunnel.Unsupported, "reverse: version %d of the protocol, want %d", h.Version, version)
+	}
+	if err != nil {
+		_ = writeJSON(x.carrier, welcome{Version: version, Error: publicError(err)})
+		return false, err
+	}
+	if slices.Contains(h.Have, x.server.Replica()) {
+		return false, writeJSON(x.carrier, welcome{Version: version, Replica: x.server.Replica(), Same: true})
+	}
+	x.mu.Lock()
+	x.connector = clip(h.Connector)
+	x.mu.Unlock()
+	x.register(h.Register)
+	w := welcome{Version: version, Replica: x.server.Replica()}
+	x.mu.Lock()
+	w.Names, x.told = x.results, x.changes
+	x.mu.Unlock()
+	if err := writeLine(x.carrier, w, maxAnswer); err != nil {
+		return false, err
+	}
+	return true, x.carrier.SetDeadline(time.Time{})
+}
+
+// serveControl opens the control stream and reads it to its end, which is that of the session.
+func (x *serverSession) serveControl(ctx context.Context) error {
+	s, err := x.openControl(ctx)
+	if err != nil {
+		return err
+	}
+	defer x.left(s)
+	defer x.background(x.tellChanged)()
+	defer s.ping(x.carrier, x.caught)()
+	return s.read(maxLine, x.handle)
+}
+
+func (x *serverSession) openControl(ctx context.Context) (*controlStream, error) {
 	x.dialer.Proxy, x.dialer.Dialer, x.dialer.Via = "connector of "+tunnel.Clip(x.req.Peer.ID), &oneConn{conn: x.carrier}, x.server.via()
 	x.dialer.Parallel, x.dialer.Streams = 1, maxStreams
 	x.dialer.Idle, x.dialer.Ping, x.dialer.Pong = math.MaxInt64/4, deadAfter, 2*deadAfter // the control stream is first
@@ -97,15 +116,9 @@ func (x *serverSession) serveStreams(ctx context.Context) error {
 	c, _, err := x.dialer.Open(opening, &h2.Head{Authority: net.JoinHostPort(controlName.String(), "1")})
 	cancel()
 	if err != nil {
-		return fmt.Errorf("reverse: the control stream was not opened: %v", err) // its Reason is about a dial
+		return nil, fmt.Errorf("reverse: the control stream was not opened: %v", err) // its Reason is about a dial
 	}
 	close(x.ready)
-	return x.serveControl(c)
-}
-
-// serveControl reads the control stream to its end, which is that of the session.
-func (x *serverSession) serveControl(c net.Conn) error {
-	defer c.Close()
 	s := &controlStream{conn: c}
 	x.mu.Lock()
 	x.control = s
@@ -115,33 +128,36 @@ func (x *serverSession) serveControl(c net.Conn) error {
 		x.tellDrain()
 	}
 	x.server.log().Info("connector joined", "owner", x.req.Peer.ID, "source", x.req.Source.String(), "connector", x.connectorName(), "names", x.memberCount())
-	defer func() {
-		x.server.log().Info("connector left", "owner", x.req.Peer.ID, "source", x.req.Source.String(), "connector", x.connectorName(), "lasted", time.Since(x.since))
-	}()
-	defer x.background(func(done <-chan struct{}) {
-		_ = x.tellNames() // what has changed since the welcome
-		s.ping(done, x.carrier)
-	})()
-	return s.read(maxLine, x.handle)
+	return s, nil
 }
 
-// background runs f in a goroutine until end is called, which closes done and waits for f.
-func (x *serverSession) background(f func(done <-chan struct{})) (end func()) {
+// left is for the end of the control stream.
+func (x *serverSession) left(s *controlStream) {
+	x.server.log().Info("connector left", "owner", x.req.Peer.ID, "source", x.req.Source.String(), "connector", x.connectorName(), "lasted", time.Since(x.since))
+	_ = s.conn.Close()
+}
+
+// tellChanged tells the connector what has changed since the welcome.
+func (x *serverSession) tellChanged() { _ = x.tellNames() }
+
+// background runs f in a goroutine, which wait waits for.
+func (x *serverSession) background(f func()) (wait func()) {
 	var running sync.WaitGroup
-	done := make(chan struct{})
 	running.Go(func() {
 		defer func() {
 			if v := recover(); v != nil {
-				x.server.caught(v)
-				_ = x.carrier.Close()
+				x.caught(v)
 			}
 		}()
-		f(done)
+		f()
 	})
-	return func() {
-		close(done)
-		running.Wait()
-	}
+	return running.Wait
+}
+
+// caught logs a panic, and ends the session.
+func (x *serverSession) caught(v any) {
+	x.server.caught(v)
+	_ = x.carrier.Close()
 }
 
 func (s *Server) isDraining() bool {

@@ -31,6 +31,7 @@ const (
 	maxAnswer    = 1 << 20  // bytes of one with Results, which are longer than what was asked for
 	maxTexts     = 64 << 10 // bytes of the errors in one answer: with escapes it stays below maxAnswer
 	maxNamesOf   = 1000     // registrations of one session
+	lineBuffer   = 256      // bytes that are read of lines at once; most are short
 	maxStreams   = 1000     // of a session
 	headTimeout  = 10 * time.Second
 	pingEvery    = 3 * time.Second
@@ -99,10 +100,7 @@ func readLine(r *bufio.Reader, v any, limit int) error {
 		line = append(line, part...)
 		switch {
 		case err == nil:
-			if err := json.Unmarshal(line, v); err != nil {
-				return tunnel.Refusef(tunnel.BadRequest, "reverse: a line is not what the protocol has: %w", err)
-			}
-			return nil
+			return parseLine(line, v)
 		case !errors.Is(err, bufio.ErrBufferFull):
 			if err == io.EOF && len(line) > 0 {
 				err = io.ErrUnexpectedEOF
@@ -110,6 +108,13 @@ func readLine(r *bufio.Reader, v any, limit int) error {
 			return err
 		}
 	}
+}
+
+func parseLine(line []byte, v any) error {
+	if err := json.Unmarshal(line, v); err != nil {
+		return tunnel.Refusef(tunnel.BadRequest, "reverse: a line is not what the protocol has: %w", err)
+	}
+	return nil
 }
 
 // writeJSON writes v as one line.
@@ -132,14 +137,14 @@ func writeLine(w io.Writer, v any, limit int) error {
 // comes first.
 type carrierConn struct {
 	net.Conn
-	early *bufio.Reader
-	heard atomic.Int64 // when the last byte came, by clock
-	dead  atomic.Bool  // closed by kill
+	early *bufio.Reader // nil once it is empty
+	heard atomic.Int64  // when the last byte came, by clock
+	dead  atomic.Bool   // closed by kill
 }
 
 func newCarrierConn(c net.Conn) *carrierConn {
 	k := &carrierConn{Conn: c}
-	k.early = bufio.NewReader(readerFunc(k.read))
+	k.early = bufio.NewReaderSize(readerFunc(k.read), lineBuffer)
 	k.heard.Store(clock())
 	return k
 }
@@ -158,30 +163,53 @@ func (k *carrierConn) read(b []byte) (int, error) {
 
 // Read implements net.Conn.
 func (k *carrierConn) Read(b []byte) (int, error) {
-	if k.early.Buffered() > 0 {
+	if k.early != nil && k.early.Buffered() > 0 {
 		return k.early.Read(b)
 	}
+	k.early = nil
 	return k.read(b)
 }
 
 // silent returns how long nothing has come.
 func (k *carrierConn) silent() time.Duration { return time.Duration(clock() - k.heard.Load()) }
 
-// watch kills the carrier once it is silent for too long, until done is closed. It writes
-// nothing: a Write on a path that is dead may not return.
-func (k *carrierConn) watch(done <-chan struct{}) {
-	tick := time.NewTicker(time.Second)
-	defer tick.Stop()
-	for {
-		select {
-		case <-done:
-			return
-		case <-tick.C:
+// watch kills the carrier once it is silent for too long, until stop is called. It writes
+// nothing: a Write on a path that is dead may not return. caught is told of a panic.
+func (k *carrierConn) watch(caught func(v any)) (stop func()) {
+	return every(time.Second, caught, func() bool {
+		if k.silent() < deadAfter {
+			return true
 		}
-		if k.silent() >= deadAfter {
-			k.kill()
-			return
+		k.kill()
+		return false
+	})
+}
+
+// every calls f after each d, in a goroutine that is there for the call alone, until f returns
+// false or panics, or stop is called. stop waits for a call that is under way.
+func every(d time.Duration, caught func(v any), f func() bool) (stop func()) {
+	var mu sync.Mutex // held over f, and guards what follows
+	stopped := false
+	var timer *time.Timer
+	mu.Lock()
+	defer mu.Unlock()
+	timer = time.AfterFunc(d, func() {
+		defer func() {
+			if v := recover(); v != nil {
+				caught(v)
+			}
+		}()
+		mu.Lock()
+		defer mu.Unlock()
+		if !stopped && f() {
+			timer.Reset(d)
 		}
+	})
+	return func() {
+		mu.Lock()
+		defer mu.Unlock()
+		stopped = true
+		timer.Stop()
 	}
 }
 
@@ -216,36 +244,28 @@ func (s *controlStream) send(v control) error {
 	return writeJSON(s.conn, v)
 }
 
-// ping sends pings until done is closed. It kills a carrier that takes none.
-func (s *controlStream) ping(done <-chan struct{}, carrier *carrierConn) {
-	tick := time.NewTicker(pingEvery)
-	defer tick.Stop()
-	for {
-		select {
-		case <-done:
-			return
-		case <-tick.C:
-		}
+// ping sends pings until stop is called. It kills a carrier that takes none. caught is told of
+// a panic.
+func (s *controlStream) ping(carrier *carrierConn, caught func(v any)) (stop func()) {
+	return every(pingEvery, caught, func() bool {
 		err := s.send(control{Kind: kindPing})
 		if errors.Is(err, os.ErrDeadlineExceeded) {
 			carrier.kill()
 		}
-		if err != nil {
-			return // the reader of the stream ends the session
-		}
-	}
+		return err == nil // or the reader of the stream ends the session
+	})
 }
 
 // read calls handle with each line of at most limit bytes, until the stream ends or handle
 // fails, and returns why.
 func (s *controlStream) read(limit int, handle func(*control) error) error {
-	r := bufio.NewReader(s.conn)
+	r := bufio.NewReaderSize(s.conn, lineBuffer)
 	for {
-		var c control
-		if err := readLine(r, &c, limit); err != nil {
+		c := new(control)
+		if err := readLine(r, c, limit); err != nil {
 			return err
 		}
-		if err := handle(&c); err != nil {
+		if err := handle(c); err != nil {
 			return err
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"culvert.dev/tunnel/internal/poll"
 	"culvert.dev/tunnel/internal/relay"
 )
 
@@ -31,6 +32,7 @@ type Conn struct {
 	process  *Process       // that connected, of a LocalConn; nil if unknown
 	local    uint16         // the socket's own port; 0 means it was not asked yet
 	buf      []byte         // read and not consumed
+	scratch  *poll.Scratch  // what buf began in, if it is to be given back
 	leaving  atomic.Bool    // the last answer is on its way
 	began    atomic.Int64   // when the first byte came, nanoseconds after accepted; 0 before
 	handed   bool           // accepted as a Stream: the Server no longer closes it
@@ -231,6 +233,7 @@ func (c *Conn) Accept() (Stream, error) {
 // preamble and one source. The requests inside have ended as their TLS. A user of this
 // machine is the caller inside, too, and the Actor of one with a certificate.
 func (c *Conn) Nest(inner net.Conn, ended EndedTLS) *Conn {
+	c.scratch = nil // which would stay as long as what is inside
 	peer := ended.Peer
 	switch {
 	case c.Peer.Method != "unix":

@@ -22,10 +22,9 @@ type slot struct {
 	config   *ListenerConfig // of ln, as the connection came
 	task     poll.Task       // its loop is the one that accepted the connection
 	client   *Client
-	exempt   bool          // the client is a proxy in front, and stands for many
-	requests atomic.Int32  // made on the connection
-	lent     bool          // a tunnel holds the place
-	scratch  *poll.Scratch // what Conn's buffer began in, if it is to be given back
+	exempt   bool         // the client is a proxy in front, and stands for many
+	requests atomic.Int32 // made on the connection
+	lent     bool         // a tunnel holds the place
 	evicted  atomic.Bool
 	waiting  *pendingConn // while its preamble is not complete, otherwise nil; guarded by the loop's lock
 

@@ -50,6 +50,7 @@ const (
 )
 
 const (
+	maxResets       = 256              // ids of streams that are remembered
 	maxBatch        = 128 << 10        // bytes of one write
 	writeTimeout    = 30 * time.Second // for one write
 	lingerTimeout   = time.Second      // for the last frames to arrive, and for the body of a refusal
@@ -117,7 +118,7 @@ type conn struct {
 	starved list      // streams that wait for the connection's window
 	work    sync.Cond // the writer waits here
 
-	resets            [256]uint32 // ids of streams that we reset last: the peer may not know yet
+	resets            []uint32 // ids of streams that we reset last, at most maxResets: the peer may not know yet
 	nreset            int
 	rtt               time.Duration // the shortest seen, 0 before
 	pinged            int64         // when the PING or SETTINGS that has no answer yet was sent; 0 for none
@@ -378,7 +379,11 @@ func (c *conn) reset(s *Stream, code http2.ErrCode) {
 // resetID sends RST_STREAM for a stream that may never have been. The caller
 // holds mu.
 func (c *conn) resetID(id uint32, code http2.ErrCode) {
-	c.resets[c.nreset%len(c.resets)] = id
+	if len(c.resets) < maxResets {
+		c.resets = append(c.resets, id)
+	} else {
+		c.resets[c.nreset%maxResets] = id
+	}
 	c.nreset++
 	_ = c.fw.WriteRSTStream(id, code)
 	c.work.Signal()

@@ -8,7 +8,7 @@ import (
 
 // Sizes of a readBuffer. A whole frame fits the large one.
 const (
-	restBuffer = 4 << 10
+	restBuffer = 1 << 10
 	bulkBuffer = 64 << 10
 
 	maxEmptyReads = 100 // as many as bufio makes
