@@ -30,6 +30,9 @@ func naiveMain(file string) error {
 	if err := json.Unmarshal(data, &config); err != nil {
 		return err
 	}
+	if config.Reverse != "" {
+		return tlsFloor(&config)
+	}
 	if config.Floor != "" {
 		return floor(config.Listen, config.Floor)
 	}
@@ -58,6 +61,9 @@ type naiveConfig struct {
 	Routes map[string]string
 	Bare   bool   // splice by bare system calls
 	Floor  string // pass round trips to this address, and no more
+
+	Reverse string // "gateway" or "connector", of the floor of reverse sessions
+	At      string // where its connector connects to
 }
 
 func (n *naiveConfig) serve(client *net.TCPConn) {

@@ -56,6 +56,12 @@ func pairings() []pairing {
 			gateway: frps(false), connector: frpc(false),
 		},
 		{
+			name: "tls-floor", version: func(context.Context, string) string {
+				return "what the bytes cost in crypto/tls and the kernel alone: no multiplexing, a TLS connection in reserve for each client"
+			},
+			gateway: tlsFloorCommand("gateway"), connector: tlsFloorCommand("connector"),
+		},
+		{
 			name: "chisel", program: "chisel", version: func(context.Context, string) string { return "1.10.1: SSH in a WebSocket" },
 			gateway: func(r rig) (*exec.Cmd, error) {
 				host, port, err := net.SplitHostPort(apart(r.listen))
