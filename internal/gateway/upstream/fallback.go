@@ -45,13 +45,17 @@ const (
 // failureWindow, after a refusal, and if it is over UDP and does not answer while one
 // over TCP does. It is then probed in the background until it works: a probe makes the
 // handshakes of a new connection and sends no request.
+//
+// Where no carrier completes its handshakes, the gateway is unreachable: requests are refused
+// at once until a trial works (outage).
 type FallbackDialer struct {
 	gateway string
 	made    time.Time
 	probes  *probes
 
-	mu       sync.Mutex // guards the state of the carriers
+	mu       sync.Mutex // guards the state of the carriers, and outage
 	carriers []fallbackCarrier
+	outage   *outage // nil while the gateway is reachable by some carrier
 }
 
 // A fallbackCarrier is one transport of a FallbackDialer with its state.
@@ -148,6 +152,10 @@ func (f *FallbackDialer) Dial(ctx context.Context, ep *tunnel.Endpoint, req *tun
 			return nil, tunnel.Refusef(tunnel.Unsupported, "gateway: no carrier to %q takes datagrams", f.gateway)
 		}
 	}
+	if err := f.refuseUnreachable(ctx); err != nil {
+		return nil, err
+	}
+	begun, all := time.Now(), len(a.order) == len(f.carriers)
 	for {
 		conn, err := a.run()
 		if err == nil {
@@ -155,7 +163,11 @@ func (f *FallbackDialer) Dial(ctx context.Context, ep *tunnel.Endpoint, req *tun
 		}
 		a.errs = append(a.errs, err)
 		if a.final || len(a.order) == 0 || ctx.Err() != nil {
-			return nil, joinErrors(a.errs)
+			err = joinErrors(a.errs)
+			if all && a.unreachable && (ctx.Err() == nil || time.Since(begun) >= answerDelay) && showsOutage(ctx, err) {
+				f.beginOutage(err)
+			}
+			return nil, err
 		}
 	}
 }
@@ -169,6 +181,9 @@ type fallbackAttempt struct {
 	order []*fallbackCarrier // that have not failed, in the order to try
 	errs  []error
 	final bool // no other carrier is to be tried
+
+	// unreachable says that no carrier of the last run has completed its handshakes.
+	unreachable bool
 
 	// silent is the dial, of an earlier run, by a carrier that has stopped to answer.
 	silent *fallbackDial
@@ -232,7 +247,7 @@ func (a *fallbackAttempt) run() (net.Conn, error) {
 			errs = append(errs, r.err)
 			a.f.failed(a.ctx, &dials[r.dial], r.err)
 			if len(errs) == len(order) || a.ctx.Err() != nil {
-				a.order = nil
+				a.order, a.unreachable = nil, true
 				return nil, joinErrors(errs)
 			}
 		case <-next.C:

@@ -43,6 +43,7 @@ func (f *FallbackDialer) fail(d *fallbackDial, err error, refused bool) {
 func (f *FallbackDialer) succeed(c *fallbackCarrier) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	f.outage = nil
 	if c.down {
 		c.down, c.since, c.lastFailure, c.lastErr = false, time.Now(), time.Time{}, nil
 	}
