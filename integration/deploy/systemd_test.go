@@ -5,6 +5,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -51,9 +52,31 @@ func readsUnit(t *testing.T, file string) {
 	}
 }
 
+// agentUnit is that of the agent of a user, which the user's own systemd runs.
+const agentUnit = "culvert-agent.service"
+
+// The systemd of a user finds nothing wrong with the unit of the agent.
+func TestSystemdOfAUserReadsTheUnitOfTheAgent(t *testing.T) {
+	verify := func(text string) (string, error) {
+		name := filepath.Join(t.TempDir(), agentUnit)
+		must(t, os.WriteFile(name, []byte(text), 0o644))
+		cmd := exec.CommandContext(t.Context(), "systemd-analyze", "verify", "--user", "--man=no", name)
+		cmd.Env = append(os.Environ(), "XDG_RUNTIME_DIR="+t.TempDir(), "HOME="+t.TempDir())
+		out, err := cmd.CombinedOutput()
+		return string(out), err
+	}
+	text := strings.ReplaceAll(unit(t, agentUnit), "/usr/local/bin/culvert", "/bin/true") // it is not installed here
+	if out, err := verify(text); err != nil || out != "" {
+		t.Errorf("verify: %v\n%s", err, out)
+	}
+	if out, err := verify(strings.Replace(text, "LimitNOFILE=", "LimitNOFILE=many", 1)); err == nil && out == "" {
+		t.Error("systemd-analyze takes any unit")
+	}
+}
+
 // The units wait longer for the end than a drain takes.
 func TestTheUnitsWaitForTheDrain(t *testing.T) {
-	for _, name := range units {
+	for _, name := range append(slices.Clone(units), agentUnit) {
 		m := regexp.MustCompile(`(?m)^TimeoutStopSec=(\d+)$`).FindStringSubmatch(unit(t, name))
 		if m == nil {
 			t.Fatalf("%s has no TimeoutStopSec", name)
