@@ -41,7 +41,7 @@ func (l live) Resolve(_ context.Context, req *tunnel.Request) (tunnel.Route, err
 		return tunnel.Route{}, tunnel.Refusef(tunnel.NoRoute, "no service %s", req.Target())
 	}
 	group := s.Endpoints[0].Group
-	ep := tunnel.Endpoint{Transport: l.w.groups.Transport(group), Named: true}
+	ep := tunnel.Endpoint{Transport: l.w.groups.Transport(group, false), Named: true}
 	ep.Addr = netAddrPort(req.Port)
 	return tunnel.Route{Service: s.Name, Pattern: s.Name, Endpoints: []tunnel.Endpoint{ep}}, nil
 }
