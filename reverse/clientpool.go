@@ -353,12 +353,13 @@ type poolStreamKey struct{}
 
 // AdmitList implements connect.Service. The gateway asks for the control stream on behalf of the
 // connector's own request, which is no loop. The answer to a request with a pool connection says
-// whether that is used.
+// whether that is used. What the gateway says of the caller is for the log alone.
 func (s *service) AdmitList(ctx context.Context, req *tunnel.Request, list *connect.HeaderList) (context.Context, connect.Fields, error) {
 	if isControl(list.Authority) {
 		return new(connect.Protocol).AdmitList(ctx, req, list)
 	}
 	ctx, fields, err := s.Protocol.AdmitList(ctx, req, list)
+	req.Unverified = connect.UnverifiedHeaders(list.Fields)
 	id, n := list.Fields.Get(poolField)
 	if err != nil || n != 1 || s.pool == nil {
 		return ctx, fields, err

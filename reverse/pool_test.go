@@ -146,6 +146,9 @@ func TestPoolConnectionsCarryRequests(t *testing.T) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	over, by := h.all[0], h.all[len(h.all)-1]
+	if u := over.Unverified; u == nil || u.Forwarded != `for="192.0.2.7:1234"` || u.Trace == "" {
+		t.Errorf("the connector hears %+v of the caller, want its address and its trace", u)
+	}
 	if over.Target() != by.Target() || over.Source != by.Source || !reflect.DeepEqual(over.Unverified, by.Unverified) || over.Peer != by.Peer || over.Proto != by.Proto || over.Listener != by.Listener {
 		t.Errorf("by a pool connection the request is %+v (%+v), and by a stream %+v (%+v)", over, over.Unverified, by, by.Unverified)
 	}

@@ -274,19 +274,26 @@ func (s *controlStream) read(limit int, handle func(*control) error) error {
 // errDead ends a session whose carrier is silent.
 var errDead = errors.New("reverse: nothing has come on the session for too long")
 
-// callerFields are those by which the other side learns of the caller of req. Nobody
-// verifies them there.
+// callerFields are those by which the other side learns of the caller of req, as
+// connect.UnverifiedHeaders reads them: who stands before it in "forwarded" stays, where there is
+// room.
 func callerFields(req *tunnel.Request) connect.Fields {
-	var f connect.Fields
-	if u := req.Unverified; u != nil {
-		for _, one := range [...]connect.Field{{Name: "traceparent", Value: u.Trace}, {Name: "baggage", Value: u.Baggage}} {
-			if one.Value != "" {
-				f = append(f, one)
-			}
-		}
+	var said tunnel.UnverifiedHeaders
+	if req.Unverified != nil {
+		said = *req.Unverified
 	}
 	if req.Source.IsValid() {
-		f = append(f, connect.Field{Name: "forwarded", Value: `for="` + req.Source.String() + `"`})
+		ours := `for="` + req.Source.String() + `"`
+		if all := said.Forwarded + ", " + ours; said.Forwarded != "" && len(all) <= connect.MaxForwarded {
+			ours = all
+		}
+		said.Forwarded = ours
+	}
+	var f connect.Fields
+	for _, one := range [...]connect.Field{{Name: "traceparent", Value: said.Trace}, {Name: "baggage", Value: said.Baggage}, {Name: "forwarded", Value: said.Forwarded}} {
+		if one.Value != "" {
+			f = append(f, one)
+		}
 	}
 	return f
 }

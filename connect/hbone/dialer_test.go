@@ -183,7 +183,7 @@ func TestWhoAsks(t *testing.T) {
 	if caller := (tunnel.Peer{ID: id("alice"), Method: "mtls", Auth: o.Peer.Auth}); o.Peer != caller || o.Proto != "hbone" || caller.Auth == nil || caller.Auth.ServiceAccount != "alice" {
 		t.Errorf("%s by %+v, want hbone by %+v", o.Proto, o.Peer, caller)
 	}
-	if o.Unverified == nil || !isTrace(o.Unverified.Trace) || o.Unverified.Baggage != "k8s.cluster.name=west" || o.Unverified.Forwarded != "" {
+	if o.Unverified == nil || !connect.IsTrace(o.Unverified.Trace) || o.Unverified.Baggage != "k8s.cluster.name=west" || o.Unverified.Forwarded != "" {
 		t.Errorf("it said %+v, want a trace and the dialer's baggage", o.Unverified)
 	}
 
@@ -231,19 +231,19 @@ func TestFields(t *testing.T) {
 		{"too short", f("traceparent", trace[:54]), tunnel.UnverifiedHeaders{}},
 		{"too long", f("traceparent", trace+"-"), tunnel.UnverifiedHeaders{}},
 		{"no hyphen", f("traceparent", strings.Replace(trace, "c-b", "cab", 1)), tunnel.UnverifiedHeaders{}},
-		{"baggage at its limit", f("baggage", strings.Repeat("a", maxBaggage)), tunnel.UnverifiedHeaders{Baggage: strings.Repeat("a", maxBaggage)}},
-		{"baggage over it", f("baggage", strings.Repeat("a", maxBaggage+1)), tunnel.UnverifiedHeaders{}},
-		{"baggage over it in two", f("baggage", strings.Repeat("a", maxBaggage), "baggage", "b"), tunnel.UnverifiedHeaders{}},
-		{"forwarded over it", f("forwarded", strings.Repeat("a", maxForwarded+1)), tunnel.UnverifiedHeaders{}},
+		{"baggage at its limit", f("baggage", strings.Repeat("a", connect.MaxBaggage)), tunnel.UnverifiedHeaders{Baggage: strings.Repeat("a", connect.MaxBaggage)}},
+		{"baggage over it", f("baggage", strings.Repeat("a", connect.MaxBaggage+1)), tunnel.UnverifiedHeaders{}},
+		{"baggage over it in two", f("baggage", strings.Repeat("a", connect.MaxBaggage), "baggage", "b"), tunnel.UnverifiedHeaders{}},
+		{"forwarded over it", f("forwarded", strings.Repeat("a", connect.MaxForwarded+1)), tunnel.UnverifiedHeaders{}},
 		{"not ASCII", f("baggage", "a=\u00e9", "forwarded", "for=\x7f"), tunnel.UnverifiedHeaders{}},
 		{"a tab", f("baggage", "a=\tb"), tunnel.UnverifiedHeaders{}},
 	} {
-		got := unverified(tt.fields)
+		got := connect.UnverifiedHeaders(tt.fields)
 		if tt.want == (tunnel.UnverifiedHeaders{}) && got != nil || tt.want != (tunnel.UnverifiedHeaders{}) && (got == nil || *got != tt.want) {
 			t.Errorf("%s: got %.100v, want %.100v", tt.name, got, tt.want)
 		}
 	}
-	if a, b := newTrace(), newTrace(); !isTrace(a) || !isTrace(b) || a == b {
+	if a, b := newTrace(), newTrace(); !connect.IsTrace(a) || !connect.IsTrace(b) || a == b {
 		t.Errorf("new traces %q and %q, want two that differ", a, b)
 	}
 }

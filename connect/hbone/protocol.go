@@ -80,7 +80,7 @@ func (s *service) AdmitList(ctx context.Context, req *tunnel.Request, list *conn
 	if !verified {
 		return ctx, nil, tunnel.Refusef(tunnel.NoAuth, "hbone: the client has no certificate that was verified")
 	}
-	req.Unverified = unverified(list.Fields)
+	req.Unverified = connect.UnverifiedHeaders(list.Fields)
 	return ctx, fields, nil
 }
 
