@@ -26,6 +26,7 @@ type agentFlags struct {
 	names      []string
 	proxy      string
 	forwards   []string // LOCAL=NAME[:PORT]
+	upstream   string   // URL of a proxy on the way to the gateways
 	state      string   // the folder where this device has joined
 
 	joined *enroll.Membership // in state; nil where the flags say who this is
@@ -89,8 +90,9 @@ func (a *agentFlags) addGateway(cmd *cobra.Command) {
 	f.StringVar(&a.token, "token-file", "", "file with a bearer token for the gateways")
 	f.StringVar(&a.serverName, "server-name", "", "name in the gateways' certificates (default: the host of --gateway)")
 	f.StringArrayVar(&a.peers, "peer", nil, "SPIFFE `ID` that a gateway may have in place of the name in its certificate; repeatable")
+	f.StringVar(&a.upstream, "upstream-proxy", "", "`URL` of the HTTP proxy through which the gateways are reached; one that asks for a password needs --config")
 	f.StringVar(&a.state, "state", "", "`FOLDER` in which this device has joined (default: "+stateFolderHelp+")")
-	for _, name := range []string{"gateway", "cert", "key", "ca", "token-file", "server-name", "peer", "state"} {
+	for _, name := range []string{"gateway", "cert", "key", "ca", "token-file", "server-name", "peer", "upstream-proxy", "state"} {
 		cmd.MarkFlagsMutuallyExclusive("config", name)
 	}
 	_ = cmd.MarkFlagFilename("config", "yaml", "yml")
@@ -99,7 +101,7 @@ func (a *agentFlags) addGateway(cmd *cobra.Command) {
 	}
 	_ = cmd.MarkFlagFilename("token-file")
 	_ = cmd.MarkFlagDirname("state")
-	for _, name := range []string{"gateway", "server-name", "peer"} {
+	for _, name := range []string{"gateway", "server-name", "peer", "upstream-proxy"} {
 		_ = cmd.RegisterFlagCompletionFunc(name, cobra.NoFileCompletions)
 	}
 }
@@ -206,7 +208,11 @@ func (a *agentFlags) load() (*file.Config, error) {
 	if err != nil {
 		return nil, err
 	}
-	return loadFlags(map[string]any{"agent": agent, "identity": identity})
+	content := map[string]any{"agent": agent, "identity": identity}
+	if a.upstream != "" {
+		content["upstreamProxy"] = a.upstream
+	}
+	return loadFlags(content)
 }
 
 // loadFlags returns the configuration that flags stand for. Its parser checks them.

@@ -296,6 +296,10 @@ func (d *doctor) gateways(ctx context.Context, c *file.Config) {
 	cfg := new(settingsOnly)
 	transports.Lookup, transports.ReadFile = cfg.lookup, cfg.readFile
 	defer transports.Close()
+	if err := transports.UseProxy(upstreamProxy(c)); err != nil {
+		d.add("proxy", "", checkFailed, "correct upstreamProxy", "the upstream proxy can't be used: %s", err)
+		return
+	}
 	for i := range all {
 		d.begin("the gateway " + all[i].address)
 		d.gateway(ctx, transports, &all[i], ids.store)

@@ -69,6 +69,12 @@ func (d *doctor) keys(store *identity.Store, c *file.Config) {
 
 // gateway looks at the way to a gateway.
 func (d *doctor) gateway(ctx context.Context, transports *upstream.Transports, g *doctorGateway, store *identity.Store) {
+	if proxy := transports.ProxyTo(g.address); proxy != "" { // which looks the name up, and alone connects
+		if d.reachesProxy(ctx, proxy) {
+			d.carriers(ctx, transports, g)
+		}
+		return
+	}
 	host, _, err := net.SplitHostPort(g.address)
 	if err != nil {
 		d.add("gateway", g.address, checkFailed, "write HOST:PORT", "%q is not the address of a gateway", g.address)
@@ -85,6 +91,18 @@ func (d *doctor) gateway(ctx context.Context, transports *upstream.Transports, g
 		g.hops = slices.DeleteFunc(g.hops, func(h registry.Hop) bool { return h.Proto != "connect-h3" })
 	}
 	d.carriers(ctx, transports, g)
+}
+
+// reachesProxy connects to the upstream proxy.
+func (d *doctor) reachesProxy(ctx context.Context, address string) bool {
+	c, err := dialLimited(ctx, address, 0)
+	if err != nil {
+		d.add("proxy", address, checkFailed, "correct url of upstreamProxy, or connect this machine to the network of the proxy", "the upstream proxy %s can't be reached: %s", address, err)
+		return false
+	}
+	_ = c.Close()
+	d.add("proxy", address, checkOK, "", "the upstream proxy %s accepts connections", address)
+	return true
 }
 
 // resolves looks the host of a gateway up.
@@ -319,6 +337,8 @@ func whyNotCarried(address, proto string, err error) (check, text, remedy string
 		return "trust", fmt.Sprintf("what answers at %s is not the gateway that is expected: %s", address, said), "correct --server-name or --peer, or the address"
 	case errors.As(err, &te) && te.Reason == tunnel.NoAuth, strings.Contains(said, "remote error: tls"):
 		return "identity", fmt.Sprintf("the gateway %s does not accept the identity of this machine: %s", address, said), "show a certificate or token that the gateway trusts; its log has the reason"
+	case strings.Contains(said, "upstream proxy ") && proto != "connect-h3":
+		return "proxy", fmt.Sprintf("the upstream proxy does not connect to the gateway %s: %s", address, said), "do what the text says of upstreamProxy; see whether the proxy may connect to that host and port"
 	case proto == "connect-h3":
 		return "carrier", fmt.Sprintf("the gateway %s is not reached by connect-h3: %s", address, said), "let UDP to that port through, or leave connect-h3 out of transports: the other carriers use TCP"
 	}

@@ -3,6 +3,7 @@ package command
 import (
 	"context"
 	"encoding/json"
+	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -124,6 +125,12 @@ func TestDoctorNamesTheFault(t *testing.T) {
 				_, _ = w.Write([]byte("<html>pay here</html>"))
 			})
 		}, "portal", checkFailed, "it answers HTTP with a page", "log in to the network"},
+		"an upstream proxy":                           {func(t *testing.T, m *sickMachine) { m.behindProxy(t, "") }, "carrier", checkOK, "the gateway gw.corp.example:443 is reached by connect", ""},
+		"an upstream proxy that asks for credentials": {func(t *testing.T, m *sickMachine) { m.behindProxy(t, "secret") }, "proxy", checkFailed, "it asks for credentials", "upstreamProxy"},
+		"an upstream proxy that is away": {func(t *testing.T, m *sickMachine) {
+			m.behindProxy(t, "")
+			m.o.agent.upstream = "http://" + testnet.ClosedPort(t)
+		}, "proxy", checkFailed, "can't be reached", "url of upstreamProxy"},
 		"rules of others": {func(_ *testing.T, m *sickMachine) {
 			m.d.nft = func(context.Context) ([]byte, error) { return []byte(foreignRules), nil }
 		}, "nftables", checkWarning, "chain out of table ip mesh, which comes before culvert's rules in output, redirects connections", "nft list chain ip mesh out"},
@@ -168,6 +175,39 @@ func (m *sickMachine) portal(t *testing.T, f http.HandlerFunc) {
 	s := httptest.NewServer(f)
 	t.Cleanup(s.Close)
 	m.o.agent.gateways = []string{s.Listener.Addr().String()}
+}
+
+// behindProxy has the gateway be at a name that a proxy alone knows, and that is asked for
+// this password.
+func (m *sickMachine) behindProxy(t *testing.T, password string) {
+	t.Helper()
+	gateway := m.w.gateway.addrs[0]
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if _, given, _ := r.BasicAuth(); r.Method != http.MethodConnect || given != password {
+			w.Header().Set("Proxy-Authenticate", "Basic")
+			w.WriteHeader(http.StatusProxyAuthRequired)
+			return
+		}
+		to, err := net.Dial("tcp", gateway)
+		if err != nil || r.Host != "gw.corp.example:443" {
+			w.WriteHeader(http.StatusBadGateway)
+			return
+		}
+		defer to.Close()
+		from, _, err := http.NewResponseController(w).Hijack()
+		if err != nil {
+			return
+		}
+		defer from.Close()
+		_, _ = from.Write([]byte("HTTP/1.1 200 OK\r\n\r\n"))
+		done := make(chan struct{})
+		go func() { defer close(done); _, _ = io.Copy(to, from); _ = to.Close() }()
+		_, _ = io.Copy(from, to)
+		_ = from.Close()
+		<-done
+	}))
+	t.Cleanup(s.Close)
+	m.o.agent.gateways, m.o.agent.upstream = []string{"gw.corp.example"}, s.URL
 }
 
 // The command says it as JSON, too, with exit code 1 for a fault.

@@ -100,6 +100,16 @@ func bypasses(to connect.Authority) bool {
 	return to.Addr.IsValid() && to.Addr.Unmap().IsLoopback() || !to.Addr.IsValid() && registry.IsLocalhost(to.Name.String())
 }
 
+// ProxyTo returns the address of the proxy through which the gateway at addr is dialed; "" for
+// none.
+func (t *Transports) ProxyTo(addr string) string {
+	proxy := t.proxy.Load()
+	if to, err := connect.ParseAuthority(addr); proxy == nil || err != nil || bypasses(to) {
+		return ""
+	}
+	return proxy.address
+}
+
 // dial dials the gateway at addr through the proxy. Where the proxy refuses the password,
 // one that is another by now is sent.
 func (d *proxyDialer) dial(ctx context.Context, addr string) (net.Conn, error) {
