@@ -84,6 +84,17 @@ func (f *connectFlooder) register(t *testing.T, names []string) (map[string]int,
 	return counts, nil
 }
 
+// begin opens a session and says nothing on it.
+func (f *connectFlooder) begin(t *testing.T) error {
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	c, err := f.dialer.DialContext(ctx, "tcp", "reverse.culvert.alt:443")
+	if err == nil {
+		f.open = append(f.open, c)
+	}
+	return err
+}
+
 func (f *connectFlooder) connect(ctx context.Context, addr string) error {
 	c, err := f.dialer.DialContext(ctx, "tcp", addr)
 	if err == nil {
@@ -307,6 +318,24 @@ func TestRegisterFloods(t *testing.T) {
 				_, err := f.register(t, names(0, 1))
 				return err == nil
 			}, "there is room again")
+
+			half, ok := f.(*connectFlooder)
+			if !ok {
+				return // a session of ssh is there once the client has logged in
+			}
+			f.closeAll()
+			testnet.Eventually(t, patience, func() bool {
+				for len(half.open) < mostSessions {
+					if half.begin(t) != nil {
+						half.closeAll()
+						return false
+					}
+				}
+				return true
+			}, "as many sessions that say nothing stand")
+			if _, err := f.register(t, names(0, 1)); tunnel.ReasonOf(err) != tunnel.Overload {
+				t.Errorf("beside sessions that say nothing a further one gets %v, want overload: they do not count", err)
+			}
 		})
 	}
 }
