@@ -28,6 +28,9 @@
 //   - a Service that needs one has its names and no endpoints;
 //   - a Hop of a Network is saved without it: the gateway there refuses.
 //
+// Listeners with Settings, and so SetAddresses, which lead to such: DNS leads to gateways
+// meanwhile.
+//
 // # The file
 //
 // Lines of JSON: the types of package registry, one after the other. The first line

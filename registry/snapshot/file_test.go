@@ -107,6 +107,7 @@ func filledSnapshot(t testing.TB, secrets bool, some int) registry.Snapshot {
 	(&filler{t: t, secrets: secrets, some: some}).fill(reflect.ValueOf(&s).Elem())
 	s.GatewayTransport, s.Mesh = nil, nil // they are the file's, which is not saved
 	s.Public = nil                        // of the network that the gateway is in now
+	s.SetAddresses = nil                  // they lead to Listeners with Settings, which are not saved
 	// An endpoint has one of Host and Addr.
 	one := func(es []registry.Endpoint) {
 		for i := range es {
