@@ -64,7 +64,7 @@ func TestReverse(t *testing.T) {
 // -reverse chooses by name, and says what is missing.
 func TestReverseChoice(t *testing.T) {
 	s := &suite{only: regexp.MustCompile("")}
-	for pattern, want := range map[string]int{"culvert": 2, "^culvert$|sshd": 2, "none": 0} {
+	for pattern, want := range map[string]int{"culvert": 3, "^culvert$|sshd": 2, "none": 0} {
 		b, err := s.newReverse(options{culvert: "bin/culvert", reverse: pattern})
 		if err != nil || len(b.pairings) != want || len(b.peers) != want {
 			t.Errorf("-reverse %q: error %v, else %d programs, want %d", pattern, err, len(b.pairings), want)
