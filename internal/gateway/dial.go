@@ -51,14 +51,14 @@ type ownStream struct {
 	tlsOnly  error // why the stream must begin as TLS of this side; nil where it may be anything
 
 	read, written atomic.Int64
-	moved         atomic.Int64 // Unix time of the last byte, in nanoseconds
+	opened        time.Time
+	moved         atomic.Int64 // how long after opened the last byte came or went, in nanoseconds
 	failed        atomic.Pointer[error]
 	begun         atomic.Bool // something was written
 }
 
 func newOwnStream(c tunnel.Stream, s *tunnel.Session, toClient bool) *ownStream {
-	o := &ownStream{Stream: c, session: s, toClient: toClient, tlsOnly: s.Endpoint.TLSOnly}
-	o.moved.Store(time.Now().UnixNano())
+	o := &ownStream{Stream: c, session: s, toClient: toClient, tlsOnly: s.Endpoint.TLSOnly, opened: time.Now()}
 	s.Carry(o)
 	s.Recheck()
 	return o
@@ -99,7 +99,7 @@ func (o *ownStream) refuse() error {
 func (o *ownStream) did(count *atomic.Int64, n int, err error) (int, error) {
 	if n > 0 {
 		count.Add(int64(n))
-		o.moved.Store(time.Now().UnixNano())
+		o.moved.Store(int64(time.Since(o.opened)))
 	}
 	if err != nil && err != io.EOF && !errors.Is(err, net.ErrClosed) && !errors.Is(err, os.ErrDeadlineExceeded) {
 		o.failed.CompareAndSwap(nil, &err)
@@ -137,7 +137,7 @@ func (o *ownStream) Progress() (in, out int64, moved time.Time) {
 	if o.toClient {
 		in, out = out, in
 	}
-	return in, out, time.Unix(0, o.moved.Load())
+	return in, out, o.opened.Add(time.Duration(o.moved.Load()))
 }
 
 // end ends the session, once.
