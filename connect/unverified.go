@@ -30,6 +30,26 @@ func UnverifiedHeaders(f Fields) *tunnel.UnverifiedHeaders {
 	return &s
 }
 
+// SaidOf returns what a request to the next hop says of req's caller: what the caller said of itself,
+// and in Forwarded the address it came from, behind those before it where there is room. A nil req
+// says nothing.
+func SaidOf(req *tunnel.Request) (said tunnel.UnverifiedHeaders) {
+	if req == nil {
+		return said
+	}
+	if req.Unverified != nil {
+		said = *req.Unverified
+	}
+	if req.Source.IsValid() {
+		ours := `for="` + req.Source.String() + `"` // a node with a port is a quoted string, RFC 7239 section 6
+		if all := said.Forwarded + ", " + ours; said.Forwarded != "" && len(all) <= MaxForwarded {
+			ours = all
+		}
+		said.Forwarded = ours
+	}
+	return said
+}
+
 // joined returns the values of all fields of that name as one list (RFC 9110 section
 // 5.3), and "" where it is longer than most or not ASCII.
 func joined(f Fields, name string, most int) string {

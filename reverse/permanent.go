@@ -10,7 +10,7 @@ import (
 )
 
 // Permanent reports whether err, the SessionState.Err of a session that could not be opened,
-// comes again until somebody changes how one of the two sides is set up: a certificate that is
+// comes again until the configuration of one of the two sides changes: a certificate that is
 // not accepted, credentials that are missing, an address where there is no gateway. A Client
 // tries all the same.
 func Permanent(err error) bool {

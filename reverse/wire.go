@@ -275,20 +275,9 @@ func (s *controlStream) read(limit int, handle func(*control) error) error {
 var errDead = errors.New("reverse: nothing has come on the session for too long")
 
 // callerFields are those by which the other side learns of the caller of req, as
-// connect.UnverifiedHeaders reads them: who stands before it in "forwarded" stays, where there is
-// room.
+// connect.UnverifiedHeaders reads them.
 func callerFields(req *tunnel.Request) connect.Fields {
-	var said tunnel.UnverifiedHeaders
-	if req.Unverified != nil {
-		said = *req.Unverified
-	}
-	if req.Source.IsValid() {
-		ours := `for="` + req.Source.String() + `"`
-		if all := said.Forwarded + ", " + ours; said.Forwarded != "" && len(all) <= connect.MaxForwarded {
-			ours = all
-		}
-		said.Forwarded = ours
-	}
+	said := connect.SaidOf(req)
 	var f connect.Fields
 	for _, one := range [...]connect.Field{{Name: "traceparent", Value: said.Trace}, {Name: "baggage", Value: said.Baggage}, {Name: "forwarded", Value: said.Forwarded}} {
 		if one.Value != "" {

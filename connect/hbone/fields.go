@@ -27,23 +27,13 @@ func WithRequest(ctx context.Context, req *tunnel.Request) context.Context {
 // fields returns the fields that are added to a CONNECT in ctx. own is the baggage for a
 // request without.
 func fields(ctx context.Context, own string) connect.Fields {
-	said := tunnel.UnverifiedHeaders{}
 	req, _ := ctx.Value(requestKey{}).(*tunnel.Request)
-	if req != nil && req.Unverified != nil {
-		said = *req.Unverified
-	}
+	said := connect.SaidOf(req)
 	if said.Baggage == "" {
 		said.Baggage = own
 	}
 	if !connect.IsTrace(said.Trace) {
 		said.Trace = newTrace()
-	}
-	if req != nil && req.Source.IsValid() {
-		ours := `for="` + req.Source.String() + `"` // a node with a port is a quoted string, RFC 7239 section 6
-		if all := said.Forwarded + ", " + ours; said.Forwarded != "" && len(all) <= connect.MaxForwarded {
-			ours = all
-		}
-		said.Forwarded = ours
 	}
 	f := connect.Fields{{Name: "traceparent", Value: said.Trace}}
 	if said.Baggage != "" {

@@ -80,8 +80,8 @@ func (a *agentDialer) Info() tunnel.TransportInfo {
 }
 
 // exactly asks the agent for target, within wait, and returns the socket that leads to the agent.
-// Nothing was read of it behind the answer: whoever gets the socket reads all that the service
-// says.
+// Nothing was read of it behind the answer: the program that gets the socket reads all that the
+// service says.
 func (a *agentDialer) exactly(ctx context.Context, target string, wait time.Duration) (socketStream, error) {
 	var socket socketStream
 	d := &connect.Dialer{Proxy: a.host(), Wait: wait, Timeout: wait, Dialer: dialByFunc(func(ctx context.Context, network, addr string) (net.Conn, error) {

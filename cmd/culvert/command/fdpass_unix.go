@@ -30,7 +30,7 @@ func canPass(out *os.File) error {
 // ProxyUseFdpass=yes reads it. The caller closes c all the same.
 //
 // The sockets of Go do not block, which is a property of the open file and goes along with it;
-// whoever gets this one expects what it would have opened itself.
+// the program that gets this one expects what it would have opened itself.
 func passSocket(out *os.File, c syscall.Conn) error {
 	to, err := out.SyscallConn()
 	if err != nil {
