@@ -6,9 +6,14 @@
 //	err = c.SetVIPs(addrs)
 //	err = c.Close()
 //
-// The table of nftables goes with the process, also where it is killed. Connections that stand
-// are left alone. Sockets with the mark, connections to this host, and Rules.Except are not
-// captured. Only TCP is.
+// The table of nftables goes with the process, also where it is killed; rules of routing that the
+// kernel keeps then have no effect, and the next Install or Remove of the same Name takes them
+// away. Captures with different Names are side by side.
+//
+// Connections that stand are left alone. Sockets with the mark, connections to this host, and
+// Rules.Except are not captured. Only TCP is. The user and the cgroup of a program are those of the
+// socket: the kernel has them from when the program made it, so that a program with setuid has the
+// user that it became. Raw sockets are not captured.
 //
 // It works on Linux. Elsewhere Install fails and says so.
 package capture

@@ -4,10 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"os"
-	"path/filepath"
 	"slices"
-	"strings"
 	"sync"
 	"syscall"
 
@@ -15,56 +12,147 @@ import (
 	"culvert.dev/internal/capture/route"
 )
 
-// Priorities of hooks: before NAT and routing of others.
-const (
-	priorityOutput     = -101 // just before dstnat
-	priorityPreRouting = -151 // just before mangle
-	priorityFilter     = 0
-)
-
 // A Capture is the installed Rules.
 type Capture struct {
-	mu    sync.Mutex // guards what follows
-	conn  *nft.Conn
-	vips4 []netip.Addr // in the kernel, sorted
-	vips6 []netip.Addr
-	rules Rules
+	mu      sync.Mutex // guards what follows
+	closed  bool
+	conn    *nft.Conn
+	routes  *route.Conn
+	vips4   []netip.Addr // in the kernel, sorted
+	vips6   []netip.Addr
+	rules   Rules
+	cgroups []cgroup // of rules
 }
 
 // Install installs r in the network namespace of the thread, in place of a table that stayed
-// from before. The caller closes the Capture.
+// from before. After an error it leaves nothing. The caller closes the Capture.
 func Install(r Rules) (*Capture, error) {
-	t, err := table(&r)
+	c, err := install(r)
 	if err != nil {
 		return nil, fmt.Errorf("capture: %w", err)
 	}
-	conn, err := nft.Open()
-	if err != nil {
-		return nil, fmt.Errorf("capture: %w", err)
-	}
-	if r.TransparentPort != 0 {
-		if err := routeTransparent(); err != nil {
-			_ = conn.Close()
-			return nil, fmt.Errorf("capture: %w", err)
-		}
-	}
-	if err := conn.Replace(t); err != nil {
-		_ = conn.Close()
-		return nil, fmt.Errorf("capture: %w", err)
-	}
-	return &Capture{conn: conn, rules: r}, nil
+	return c, nil
 }
 
-// Remove deletes a table that stayed after its process. One that is not there is no error.
-func Remove() error {
+func install(r Rules) (c *Capture, err error) {
+	c = &Capture{}
+	if c.conn, c.routes, err = open(&r); err != nil {
+		return nil, err
+	}
+	// The table comes first: with it the name belongs to this process, and what stayed of
+	// another one's rules of routing may be taken away.
+	if err := c.replace(r); err != nil {
+		_ = c.closeSockets()
+		return nil, err
+	}
+	if err := c.route(); err != nil {
+		_ = remove(c.conn, c.routes, &r)
+		_ = c.closeSockets()
+		return nil, err
+	}
+	return c, nil
+}
+
+// open completes r and opens sockets to the kernel.
+func open(r *Rules) (*nft.Conn, *route.Conn, error) {
+	if err := r.complete(); err != nil {
+		return nil, nil, err
+	}
 	conn, err := nft.Open()
+	if err != nil {
+		return nil, nil, err
+	}
+	routes, err := route.Open()
+	if err != nil {
+		_ = conn.Close()
+		return nil, nil, err
+	}
+	return conn, routes, nil
+}
+
+func (c *Capture) closeSockets() error { return errors.Join(c.conn.Close(), c.routes.Close()) }
+
+// replace installs r, with the VIPs that are there.
+func (c *Capture) replace(r Rules) error {
+	cgroups, err := findCgroups(r.Cgroups)
+	if err != nil {
+		return err
+	}
+	if err := c.conn.Replace(table(&r, cgroups, c.vips4, c.vips6)); err != nil {
+		return err
+	}
+	c.rules, c.cgroups = r, cgroups
+	return nil
+}
+
+// Remove removes what Install of r has left where its process has ended: by Stay, or killed.
+// What is not there is no error; a table whose process lives is one, and stays.
+func Remove(r Rules) error {
+	conn, routes, err := open(&r)
 	if err != nil {
 		return fmt.Errorf("capture: %w", err)
 	}
 	defer conn.Close()
-	if err := conn.Delete(Table); err != nil && !errors.Is(err, syscall.ENOENT) {
+	defer routes.Close()
+	if err := remove(conn, routes, &r); err != nil {
 		return fmt.Errorf("capture: %w", err)
 	}
+	return nil
+}
+
+// remove deletes the table of r, and then its rules of routing.
+func remove(conn *nft.Conn, routes *route.Conn, r *Rules) error {
+	if err := conn.Delete(TableName(r.Name)); err != nil && !errors.Is(err, syscall.ENOENT) {
+		return err
+	}
+	return unroute(routes, r)
+}
+
+// Update replaces the Rules by others of the same Name and Stay, in one transaction, and keeps
+// the VIPs. Cgroups that were made anew are found again. After an error the rules are as they
+// were.
+func (c *Capture) Update(r Rules) error {
+	if err := r.complete(); err != nil {
+		return fmt.Errorf("capture: %w", err)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	before := c.rules
+	if r.Name != before.Name || r.Stay != before.Stay {
+		return fmt.Errorf("capture: the rules of table %s can't become those of %s: close them, and install the others", TableName(before.Name), TableName(r.Name))
+	}
+	if err := c.replace(r); err != nil {
+		return fmt.Errorf("capture: %w", err)
+	}
+	if before.TransparentMark != r.TransparentMark || before.RoutingTable != r.RoutingTable {
+		_ = unroute(c.routes, &before)
+	}
+	if err := c.route(); err != nil {
+		_ = c.replace(before)
+		_ = c.route()
+		return fmt.Errorf("capture: %w", err)
+	}
+	return nil
+}
+
+// Refresh looks at the Cgroups of the Rules again: the kernel knows one by a number, which is
+// another one after it was removed and made anew. One that is not there now keeps its number.
+func (c *Capture) Refresh() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	now := slices.Clone(c.cgroups)
+	for i, path := range c.rules.Cgroups {
+		if found, err := findCgroup(path); err == nil {
+			now[i] = found
+		}
+	}
+	if slices.Equal(now, c.cgroups) {
+		return nil
+	}
+	if err := c.conn.Replace(table(&c.rules, now, c.vips4, c.vips6)); err != nil {
+		return fmt.Errorf("capture: %w", err)
+	}
+	c.cgroups = now
 	return nil
 }
 
@@ -85,7 +173,7 @@ func (c *Capture) SetVIPs(addrs []netip.Addr) error {
 	v4, v6 = normal(v4), normal(v6)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	err := c.conn.ChangeSets(Table, change("vips4", c.vips4, v4), change("vips6", c.vips6, v6))
+	err := c.conn.ChangeSets(TableName(c.rules.Name), change("vips4", c.vips4, v4), change("vips6", c.vips6, v6))
 	if err != nil {
 		return fmt.Errorf("capture: %w", err)
 	}
@@ -109,141 +197,54 @@ func change(set string, before, after []netip.Addr) nft.SetChange {
 	return c
 }
 
-// Close ends the capture, unless the Rules stay.
+// Close ends the capture, unless the Rules stay. It works on any thread.
 func (c *Capture) Close() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.rules.TransparentPort != 0 && !c.rules.Stay {
-		for _, r := range transparentRules() {
-			_ = r.Delete()
-		}
+	var err error
+	if !c.rules.Stay && !c.closed {
+		err = remove(c.conn, c.routes, &c.rules)
 	}
-	return c.conn.Close()
+	c.closed = true
+	return errors.Join(err, c.closeSockets())
 }
 
-func transparentRules() [2]route.Rule {
-	return [2]route.Rule{{Mark: transparentMark, Table: transparentTable}, {IPv6: true, Mark: transparentMark, Table: transparentTable}}
-}
-
-// routeTransparent has packets with the mark of TPROXY come to this host. What it adds has no
-// effect on others.
-func routeTransparent() error {
-	for _, to := range []string{"0.0.0.0/0", "::/0"} {
-		if err := (route.Route{To: netip.MustParsePrefix(to), Dev: "lo", Local: true, Table: transparentTable}).Add(); err != nil {
-			return err
-		}
+// route has packets for the TransparentPort come to this host, and has nothing where the Rules
+// have none. What it adds has no effect on others.
+func (c *Capture) route() error {
+	r := &c.rules
+	if r.TransparentPort == 0 {
+		return unroute(c.routes, r)
 	}
-	for _, r := range transparentRules() {
-		if err := r.Add(); err != nil {
+	for i, to := range anywhere {
+		err := c.routes.AddRoute(route.Route{To: to, Local: true, Table: r.RoutingTable})
+		if err == nil {
+			err = c.routes.AddRule(r.routing(i == 1))
+		}
+		if err != nil && !(i == 1 && route.NoFamily(err)) {
 			return err
 		}
 	}
 	return nil
 }
 
-// table returns r as a table.
-func table(r *Rules) (*nft.Table, error) {
-	t := &nft.Table{Name: Table, Owned: !r.Stay}
-	vips := []*nft.Set{{Name: "vips4", Key: nft.IPv4Addr}, {Name: "vips6", Key: nft.IPv6Addr}}
-	cidrs, except := rangeSets("cidrs", r.CIDRs), rangeSets("except", r.Except)
-	t.Sets = slices.Concat(vips, cidrs, except)
-	var spared, output, routed []nft.Rule
-	for _, uid := range r.ExceptUIDs {
-		output = append(output, nft.All(nft.UID(uid), nft.Return()))
-	}
-	if r.Mark != 0 {
-		output = append(output, nft.All(nft.Mark(r.Mark), nft.Return()))
-	}
-	for _, s := range except {
-		spared = append(spared, nft.All(nft.InSet(s), nft.Return()))
-	}
-	spared = append(spared, nft.All(nft.ToLocal(), nft.Return()))
-	if r.DNSPort != 0 {
-		for _, proto := range []byte{syscall.IPPROTO_UDP, syscall.IPPROTO_TCP} {
-			output = append(output, nft.All(nft.L4(proto), nft.ToPort(53), nft.Redirect(r.DNSPort)))
-		}
-	}
-	output = append(output, spared...)
-	opening := nft.All(nft.L4(syscall.IPPROTO_TCP), nft.Opening())
-	redirect := func(match nft.Rule) { output = append(output, nft.All(match, opening, nft.Redirect(r.Port))) }
-	sets := cidrs
-	if r.VIPs {
-		sets = append(vips, cidrs...)
-	}
-	for _, s := range sets {
-		redirect(nft.InSet(s))
-	}
-	for _, path := range r.Cgroups {
-		id, level, err := cgroup(path)
-		if err != nil {
-			return nil, err
-		}
-		redirect(nft.Cgroup(id, level))
-	}
-	for _, uid := range r.UIDs {
-		redirect(nft.UID(uid))
-	}
-	if r.All {
-		redirect(nil)
-	}
-	t.Chains = append(t.Chains, nft.Chain{Name: "output", Type: nft.NAT, Hook: nft.Output, Priority: priorityOutput, Rules: output})
-	if r.TransparentPort != 0 {
-		routed = append(routed, nft.All(nft.L4(syscall.IPPROTO_TCP), nft.OfTransparentSocket(), nft.SetMark(transparentMark), nft.Accept()))
-		routed = append(routed, spared...)
-		for _, s := range sets {
-			to := netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), r.TransparentPort)
-			if s.Key == nft.IPv6Addr {
-				to = netip.AddrPortFrom(netip.IPv6Loopback(), r.TransparentPort)
-			}
-			routed = append(routed, nft.All(nft.InSet(s), opening, nft.TProxy(to, transparentMark)))
-		}
-		t.Chains = append(t.Chains, nft.Chain{Name: "prerouting", Type: nft.Filter, Hook: nft.PreRouting, Priority: priorityPreRouting, Rules: routed})
-	}
-	if r.DNSPort != 0 {
-		t.Chains = append(t.Chains, nft.Chain{Name: "datagrams", Type: nft.Filter, Hook: nft.Output, Priority: priorityFilter, Rules: []nft.Rule{
-			nft.All(nft.ToLocal(), nft.Return()),
-			nft.All(nft.L4(syscall.IPPROTO_UDP), nft.RejectUnreachable()),
-		}})
-	}
-	return t, nil
+// anywhere is every address, of IPv4 and of IPv6.
+var anywhere = [2]netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 0), netip.PrefixFrom(netip.IPv6Unspecified(), 0)}
+
+// priorityRouting is before the rules of VPNs, which take all packets but their own.
+const priorityRouting = 76
+
+// routing returns the rule of routing for packets to the TransparentPort.
+func (r *Rules) routing(ipv6 bool) route.Rule {
+	return route.Rule{IPv6: ipv6, Mark: r.TransparentMark, Table: r.RoutingTable, Priority: priorityRouting}
 }
 
-// rangeSets returns a set of each family of which there are ranges.
-func rangeSets(name string, ranges []netip.Prefix) (all []*nft.Set) {
-	v4, v6 := &nft.Set{Name: name + "4", Key: nft.IPv4Addr}, &nft.Set{Name: name + "6", Key: nft.IPv6Addr}
-	for _, p := range ranges {
-		if p.Addr().Is4() {
-			v4.Ranges = append(v4.Ranges, p)
-		} else {
-			v6.Ranges = append(v6.Ranges, p)
-		}
+// unroute takes away what route has added.
+func unroute(routes *route.Conn, r *Rules) (err error) {
+	for i, to := range anywhere {
+		err = errors.Join(err,
+			routes.DeleteRule(r.routing(i == 1)),
+			routes.DeleteRoute(route.Route{To: to, Local: true, Table: r.RoutingTable}))
 	}
-	for _, s := range []*nft.Set{v4, v6} {
-		if len(s.Ranges) > 0 {
-			all = append(all, s)
-		}
-	}
-	return all
-}
-
-// cgroupRoots are where cgroups of version 2 are mounted: alone, or beside those of version 1.
-var cgroupRoots = []string{"/sys/fs/cgroup", "/sys/fs/cgroup/unified"}
-
-// cgroup returns what the kernel knows a cgroup by.
-func cgroup(path string) (id uint64, level int, err error) {
-	rel := strings.Trim(filepath.Clean("/"+path), "/")
-	if rel == "" {
-		return 0, 0, fmt.Errorf("cgroup %q: name one below the root, such as user.slice", path)
-	}
-	for _, root := range cgroupRoots {
-		if _, err := os.Stat(filepath.Join(root, "cgroup.procs")); err != nil {
-			continue
-		}
-		info, err := os.Stat(filepath.Join(root, rel))
-		if err != nil {
-			return 0, 0, fmt.Errorf("cgroup %q: %w: it has to be there before it can be captured", path, err)
-		}
-		return info.Sys().(*syscall.Stat_t).Ino, 1 + strings.Count(rel, "/"), nil
-	}
-	return 0, 0, fmt.Errorf("cgroup %q: there is no cgroup of version 2 at %s", path, strings.Join(cgroupRoots, " or "))
+	return err
 }

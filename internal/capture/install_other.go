@@ -17,10 +17,16 @@ type Capture struct{}
 func Install(Rules) (*Capture, error) { return nil, ErrUnsupported }
 
 // Remove fails.
-func Remove() error { return ErrUnsupported }
+func Remove(Rules) error { return ErrUnsupported }
 
 // SetVIPs fails.
 func (*Capture) SetVIPs([]netip.Addr) error { return ErrUnsupported }
+
+// Update fails.
+func (*Capture) Update(Rules) error { return ErrUnsupported }
+
+// Refresh fails.
+func (*Capture) Refresh() error { return ErrUnsupported }
 
 // Close does nothing.
 func (*Capture) Close() error { return nil }

@@ -48,14 +48,19 @@ func Enter(ctx context.Context, args []string) (int, error) {
 
 // setUp makes the network of the namespace and sends its sockets.
 func setUp(ctx context.Context, peer *os.File) error {
-	if err := route.SetUp("lo"); err != nil {
+	routes, err := route.Open()
+	if err != nil {
+		return err
+	}
+	defer routes.Close()
+	if err := routes.SetUp("lo"); err != nil {
 		return err
 	}
 	// Packets need a way before a rule redirects them. None leaves the namespace.
-	if err := (route.Route{To: netip.MustParsePrefix("0.0.0.0/0"), Dev: "lo", From: server}).Add(); err != nil {
+	if err := routes.AddRoute(route.Route{To: netip.MustParsePrefix("0.0.0.0/0"), From: server}); err != nil {
 		return err
 	}
-	hasIPv6 := (route.Route{To: netip.MustParsePrefix("::/0"), Dev: "lo", From: netip.IPv6Loopback()}).Add() == nil
+	hasIPv6 := routes.AddRoute(route.Route{To: netip.MustParsePrefix("::/0"), From: netip.IPv6Loopback()}) == nil
 	if err := resolveHere(); err != nil {
 		return err
 	}

@@ -76,19 +76,19 @@ const (
 
 // replace adds what makes t the only table of its name.
 func (b *batch) replace(t *Table) {
-	make := func() {
-		b.command("make table inet "+t.Name, unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, func(m *message) {
-			m.putString(unix.NFTA_TABLE_NAME, t.Name)
-			flags := uint32(0)
-			if t.Owned {
-				flags = tableOwner
-			}
-			m.putUint32(unix.NFTA_TABLE_FLAGS, flags)
-		})
-	}
-	make() // or there is nothing to delete
+	// Or there is nothing to delete. Without flags it leaves a table as it is, owned or not.
+	b.command("make table inet "+t.Name, unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, func(m *message) {
+		m.putString(unix.NFTA_TABLE_NAME, t.Name)
+	})
 	b.remove(t.Name)
-	make()
+	b.command("make table inet "+t.Name, unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE, func(m *message) {
+		m.putString(unix.NFTA_TABLE_NAME, t.Name)
+		flags := uint32(0)
+		if t.Owned {
+			flags = tableOwner
+		}
+		m.putUint32(unix.NFTA_TABLE_FLAGS, flags)
+	})
 	for _, s := range t.Sets {
 		b.set(t.Name, s)
 	}
