@@ -50,7 +50,7 @@ type Registration struct {
 	// encrypted. Without it that is for TLS which passes through by its name.
 	Insecure bool `json:"insecure,omitzero"`
 
-	raw bool // of a copy for Open: a pool connection may be used
+	raw bool // of a copy for Open: what the client sends is passed on as it is, and a pool connection may be used
 }
 
 // A Session reaches one connector. Its methods may be called at any time, by anyone.

@@ -79,7 +79,7 @@ func pooled(g *poolGateway, n int, names ...Registration) *Client {
 func (g *testGateway) ask(ctx context.Context, name string, hello uint32, added bool) (net.Conn, error) {
 	n := tunnel.MustParseName(name)
 	return g.groups.Transport(liveGroup(tunnel.Pattern{Suffix: n}), added).Dial(ctx, &tunnel.Endpoint{Addr: netip.AddrPortFrom(netip.Addr{}, 443)},
-		&tunnel.Request{Name: n, Port: 443, Hello: hello, Source: netip.MustParseAddrPort("192.0.2.7:1234"), Unverified: &tunnel.UnverifiedHeaders{Trace: "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}})
+		&tunnel.Request{Name: n, Port: 443, Hello: hello, FirstBytes: g.first, Source: netip.MustParseAddrPort("192.0.2.7:1234"), Unverified: &tunnel.UnverifiedHeaders{Trace: "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}})
 }
 
 // requests is a Handler that keeps what is asked for, and echoes.

@@ -229,7 +229,11 @@ func (x *serverSession) Open(ctx context.Context, req *tunnel.Request, reg *Regi
 		}
 	}
 	x.streams.Add(1)
-	c, answer, err := x.dialer.Open(ctx, &h2.Head{Authority: to, Fields: fields})
+	var first []byte
+	if reg.raw && ready == nil {
+		first = req.FirstBytes
+	}
+	c, answer, err := x.dialer.OpenWith(ctx, &h2.Head{Authority: to, Fields: fields}, first)
 	if err == nil && ready != nil {
 		if used, n := answer.Get(poolField); n == 1 && used == id {
 			_ = c.Close()

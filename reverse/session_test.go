@@ -47,6 +47,7 @@ type testGateway struct {
 	ctx     context.Context
 	pair    func(context.Context) (near, far net.Conn, err error) // nil means over TCP
 	wrap    func(net.Conn) net.Conn                               // of the gateway's end; may be nil
+	first   []byte                                                // that requests of ask begin with
 }
 
 func newTestGateway(t *testing.T) *testGateway {
@@ -658,5 +659,33 @@ func TestAPanicEndsOneAttempt(t *testing.T) {
 	})
 	if n := transport.left.Load(); n > -2 {
 		t.Errorf("%d attempts were made, want at least 4", 2-n)
+	}
+}
+
+// What a client's TLS begins with goes to the connector along with the request, where it is
+// passed on as it is, and arrives once.
+func TestFirstBytesArriveOnce(t *testing.T) {
+	g := newTestGateway(t)
+	c := client([]Registration{named("cam.edge.example")}, g)
+	h := &requests{}
+	c.Handler = h
+	run(t, c)
+	eventually(t, "the connector serves the name", func() bool { return g.members("cam.edge.example") == 1 })
+	g.first = []byte("a ClientHello")
+	for _, test := range []struct {
+		hello uint32
+		added bool
+		text  string
+	}{
+		{1, false, "a ClientHello and more"},
+		{1, true, "PROXY and a ClientHello"}, // what the gateway adds comes first
+		{0, false, "something else"},         // not what passes through
+	} {
+		conn, err := g.ask(t.Context(), "cam.edge.example", test.hello, test.added)
+		if err != nil {
+			t.Fatal(err)
+		}
+		echoes(t, conn, test.text)
+		_ = conn.Close()
 	}
 }

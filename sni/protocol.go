@@ -71,6 +71,7 @@ func (p *Protocol) ServeConn(ctx context.Context, c *tunnel.Conn, h tunnel.Handl
 			req.Name = hello.Name
 			req.ALPN = offered(&hello)
 			req.Hello = tunnel.Fingerprint(c.Buffered()[:hello.Len])
+			req.FirstBytes = c.Buffered()
 			req.Refuse = func(err error) { p.refuse(c, err) }
 			h.ServeTunnel(ctx, req)
 			return nil

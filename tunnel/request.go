@@ -40,6 +40,11 @@ type Request struct {
 	// came, and 0 for all else.
 	Hello uint32
 
+	// FirstBytes are what the stream of Accept begins with, as the client sent it, for a
+	// Transport that can send them along with its own request. They may be the beginning of
+	// more, and are valid until the dial is over. Nil where they are not known.
+	FirstBytes []byte
+
 	// Datagrams is what dials endpoints without a Transport where the client asks for
 	// datagrams, and nil where it asks for a stream. Where ServeTunnel is to carry them,
 	// it returns DatagramConns, and so does Accept. Router.Open leaves that to its caller.

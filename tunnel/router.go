@@ -148,6 +148,7 @@ func (r *Router) connect(ctx context.Context, req *Request, o *Outcome, l *lease
 		r.Budget.Give(1)
 		l.client.addDescriptors(-1)
 	}
+	req.FirstBytes = nil // a tunnel outlives its preamble by far
 	return server, route, dialed, err
 }
 

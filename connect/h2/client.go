@@ -127,9 +127,9 @@ func (k *client) awaitSettings(ctx context.Context) error {
 	return nil
 }
 
-// open opens the stream that was reserved, and waits for its answer, whose fields it
-// returns.
-func (k *client) open(ctx context.Context, pseudo, fields connect.Fields, head *Head) (*Stream, connect.Fields, error) {
+// open opens the stream that was reserved, sends first along with the request, and waits for
+// the answer, whose fields it returns.
+func (k *client) open(ctx context.Context, pseudo, fields connect.Fields, head *Head, first []byte) (*Stream, connect.Fields, error) {
 	c, addr := k.c, head.Authority
 	if head.Protocol != "" {
 		if err := k.extended(ctx); err != nil {
@@ -176,6 +176,7 @@ func (k *client) open(ctx context.Context, pseudo, fields connect.Fields, head *
 	c.last = c.last + 1 | 1 // 1, 3, 5: a client's are odd
 	s := c.newStream(c.last)
 	c.writeHead(s.id, pseudo, fields, false)
+	s.begin(first)
 	c.mu.Unlock()
 
 	limit := time.Now().Add(k.d.wait())

@@ -24,6 +24,10 @@ const (
 	DefaultPong     = 20 * time.Second // a proxy may pause, and a path be gone, for ten seconds
 )
 
+// maxFirst is how much is sent before the answer. Every peer takes as much (RFC 9113 section
+// 6.9.2), and little is lost where it refuses.
+const maxFirst = 16 << 10
+
 const maxInterim = 8 // 1xx answers before the one that counts
 
 // A Dialer reaches its destinations through an HTTP proxy, by CONNECT over
@@ -113,6 +117,16 @@ func (d *Dialer) DialContext(ctx context.Context, network, addr string) (net.Con
 // An extended CONNECT is sent to a proxy that has said it takes them, and is
 // ErrNotSpoken for any other.
 func (d *Dialer) Open(ctx context.Context, head *Head) (_ net.Conn, answer connect.Fields, err error) {
+	return d.OpenWith(ctx, head, nil)
+}
+
+// OpenWith is Open for a caller that knows what the stream begins with: first is sent along
+// with the request, before the answer, which saves a round trip. The caller writes it all the
+// same: the first Writes begin with it, and send what follows it. A peer that refuses the
+// request discards it. It is for peers that are known to keep what comes before they answer.
+//
+// Up to maxFirst bytes are sent so, the others by Write. The slice is not kept.
+func (d *Dialer) OpenWith(ctx context.Context, head *Head, first []byte) (_ net.Conn, answer connect.Fields, err error) {
 	asker := connect.Asker{Version: "2", Via: d.Via, Authorization: d.Authorization, Header: d.Header}
 	pseudo, fields, err := asker.Lists(ctx, head)
 	if err != nil {
@@ -120,7 +134,7 @@ func (d *Dialer) Open(ctx context.Context, head *Head) (_ net.Conn, answer conne
 	}
 	var s *Stream
 	err = d.conns().Try(ctx, func(k *client) (err error) {
-		s, answer, err = k.open(ctx, pseudo, fields, head)
+		s, answer, err = k.open(ctx, pseudo, fields, head, first)
 		return err
 	})
 	if err != nil {

@@ -1,6 +1,7 @@
 package h2
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -42,11 +43,13 @@ type Stream struct {
 	allowed  int    // bytes that the peer takes; negative after it shrank the window
 	pending  []byte // bytes of the current Write that were not sent
 	writeErr error  // the error of all later Writes
+	first    []byte // client: sent along with the request; the next Writes begin with it
 
 	// Side by side, so that they take little: there are many streams.
 	ended    bool   // the peer has sent its end, or a reset
 	kept     bool   // since began the reader has left next to nothing waiting
-	writing  bool   // a Write is under way
+	writing  bool   // a Write is under way, or begin's bytes are
+	begins   bool   // it is begin's bytes
 	finish   bool   // the end is to follow
 	finished bool   // the end, or a reset, was sent
 	closed   bool   // by our own side
@@ -165,6 +168,28 @@ func (s *Stream) canRead() {
 	}
 }
 
+// begin sends the first bytes of the stream along with the request. The caller holds c.mu.
+func (s *Stream) begin(first []byte) {
+	if len(first) == 0 {
+		return
+	}
+	s.first = bytes.Clone(first[:min(len(first), maxFirst)])
+	s.writing, s.begins, s.pending = true, true, s.first
+	s.c.enlist(s)
+}
+
+// rest returns what of p begin has not sent. The caller holds c.mu.
+func (s *Stream) rest(p []byte) ([]byte, error) {
+	n := min(len(p), len(s.first))
+	if !bytes.Equal(p[:n], s.first[:n]) {
+		return nil, errors.New("h2: the stream does not begin with what was sent along with the request")
+	}
+	if s.first = s.first[n:]; len(s.first) == 0 {
+		s.first = nil
+	}
+	return p[n:], nil
+}
+
 // Write implements net.Conn. It returns when the last byte has been taken by
 // the connection, which is when the peer's windows had room for it.
 func (s *Stream) Write(p []byte) (int, error) {
@@ -176,16 +201,23 @@ func (s *Stream) Write(p []byte) (int, error) {
 	if err := s.writeError(); err != nil || len(p) == 0 {
 		return 0, err
 	}
+	size := len(p)
+	p, err := s.rest(p)
+	switch {
+	case err != nil:
+		return 0, err
+	case len(p) == 0:
+		return size, nil
+	}
 	s.writing, s.pending = true, p
 	s.c.enlist(s)
-	var err error
 	for len(s.pending) > 0 {
 		if err = s.writeError(); err != nil {
 			break
 		}
 		s.writable.Wait()
 	}
-	n := len(p) - len(s.pending)
+	n := size - len(s.pending)
 	s.writing, s.pending = false, nil
 	if s.finish {
 		s.c.enlist(s) // an end that waited for a Write which gave up

@@ -181,6 +181,9 @@ func (c *conn) turn(s *Stream, b []byte) []byte {
 		c.ready.push(s)
 	}
 	if len(s.pending) == 0 && s.writing {
+		if s.begins {
+			s.writing, s.begins = false, false
+		}
 		s.writable.Broadcast()
 	}
 	return b
