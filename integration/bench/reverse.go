@@ -62,6 +62,12 @@ func pairings() []pairing {
 			gateway: tlsFloorCommand("gateway"), connector: tlsFloorCommand("connector"),
 		},
 		{
+			name: "two-hops", version: func(ctx context.Context, _ string) string {
+				return firstLine(ctx, "haproxy", "-v") + ", two of them in a row that splice: no session, no TLS, no NAT, and what two programs cost at least"
+			},
+			gateway: twoHops, connector: firstHop,
+		},
+		{
 			name: "chisel", program: "chisel", version: func(context.Context, string) string { return "1.10.1: SSH in a WebSocket" },
 			gateway: func(r rig) (*exec.Cmd, error) {
 				host, port, err := net.SplitHostPort(apart(r.listen))
