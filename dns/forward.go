@@ -48,8 +48,14 @@ type Forwarder struct {
 	Upstreams  []Upstream
 	ResolvConf string // "" means /etc/resolv.conf
 
-	// Zones have upstreams of their own: the innermost counts, by labels.
+	// Zones have upstreams of their own: the innermost counts, by labels. Where a zone has none
+	// in the map, it has those of all other names.
 	Zones map[string][]Upstream
+
+	// Own reports whether HOST:PORT is an address at which the Server takes questions. Such an
+	// upstream is not asked: the question would come back. It must be quick. Nil means that
+	// none is.
+	Own func(address string) bool
 
 	// PrivateZones are zones, beside Zones, that may have private and loopback
 	// addresses; "." is all. For other names such addresses are removed from
@@ -136,14 +142,26 @@ func (f *Forwarder) zoneOf(name string) (string, bool) {
 
 // upstreams returns the upstreams for name, those that answer first.
 func (f *Forwarder) upstreams(name string) []*upstream {
-	group := f.groups[""]
+	var group []*upstream
 	if zone, ok := f.zones.of(name); ok {
 		group = f.groups[zone]
-	} else if group == nil {
-		conf := f.conf.get(cmp.Or(f.ResolvConf, "/etc/resolv.conf"), f.clock(), parseResolvConf)
-		return f.system.inUse(conf.servers, f.clock())
 	}
-	return answeringFirst(group, f.clock())
+	if len(group) == 0 {
+		group = f.groups[""]
+	}
+	if group == nil {
+		conf := f.conf.get(cmp.Or(f.ResolvConf, "/etc/resolv.conf"), f.clock(), parseResolvConf)
+		return f.notOwn(f.system.inUse(conf.servers, f.clock()))
+	}
+	return f.notOwn(answeringFirst(group, f.clock()))
+}
+
+// notOwn takes out of ups those that are the Server itself.
+func (f *Forwarder) notOwn(ups []*upstream) []*upstream {
+	if f.Own == nil {
+		return ups
+	}
+	return slices.DeleteFunc(ups, func(u *upstream) bool { return f.Own(u.addr) })
 }
 
 // fromCache returns a cached answer that may be given without asking, its age in

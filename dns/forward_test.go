@@ -376,6 +376,24 @@ func TestForwardToOurselves(t *testing.T) {
 	}
 }
 
+// An upstream that is known to be this server is not asked at all, be it configured or in
+// resolv.conf, and others are.
+func TestForwardNotToOurselves(t *testing.T) {
+	up := serve(t, "a.test. 60 IN A 192.0.2.1")
+	own := serve(t, "a.test. 60 IN A 192.0.2.2")
+	f := &Forwarder{Upstreams: []Upstream{{Addr: own.addr}, {Addr: up.addr}}, Zones: map[string][]Upstream{"own.test": {{Addr: own.addr}}, "same.test": nil}}
+	f.Own = func(address string) bool { return address == own.addr }
+	r := start(t, &Server{Forward: f, RecursionClients: loopback})
+	r.expect(t, UDP, q("a.test", dns.TypeA), "NOERROR ra an: a.test. 60 IN A 192.0.2.1")
+	r.expect(t, UDP, q("a.own.test", dns.TypeA), "SERVFAIL ra")
+	r.expect(t, UDP, q("a.same.test", dns.TypeA), "NXDOMAIN ra"+testSOA)
+	for _, asked := range []string{"a.test. A", "a.own.test. A"} {
+		if n := own.count(asked); n != 0 {
+			t.Errorf("%s was asked of the server itself", asked)
+		}
+	}
+}
+
 // DNSSEC records are for those who ask for them, and nobody says that they
 // were checked.
 // The pieces of a cached answer are put together to what they were.

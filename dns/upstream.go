@@ -32,7 +32,7 @@ const (
 var (
 	errUnusable   = errors.New("dns: an upstream's answer can't be used")
 	errForged     = errors.New("dns: answers that are not to the question")
-	errNoUpstream = errors.New("dns: no upstream is configured")
+	errNoUpstream = errors.New("dns: no upstream is configured but this server itself")
 )
 
 // An upstream is an Upstream in use.

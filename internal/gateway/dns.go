@@ -14,6 +14,7 @@ import (
 
 	"culvert.dev/dns"
 	"culvert.dev/internal/metrics"
+	"culvert.dev/internal/names"
 	"culvert.dev/internal/udp"
 	"culvert.dev/tunnel"
 )
@@ -35,6 +36,10 @@ type DNS struct {
 	// DeferIdentity leaves out what policies say of the identity of callers, where they
 	// decide who may see services.
 	DeferIdentity bool
+
+	// Local is what programs of this host are told, who alone ask here; nil means that
+	// clients are told where services are.
+	Local *names.Local
 
 	pair atomic.Pointer[tls.Certificate]
 }
@@ -183,7 +188,7 @@ func (d *dnsService) config() *tls.Config {
 // their own time.
 func (d *dnsService) use(next *DNS) {
 	if next != nil && next.Server.Forward != nil && next.Server.Forward.Log == nil {
-		next.Server.Forward.Log = d.g.log
+		next.Server.Forward.Log, next.Server.Forward.Own = d.g.log, d.isOwn
 	}
 	was := d.current.Swap(next)
 	if next != nil {
@@ -236,6 +241,33 @@ func (d *dnsService) defersIdentity() bool {
 	return c != nil && c.DeferIdentity
 }
 
+// local returns what programs of this host are told, if only they ask.
+func (d *dnsService) local() *names.Local {
+	if c := d.current.Load(); c != nil {
+		return c.Local
+	}
+	return nil
+}
+
+// isOwn reports whether HOST:PORT is a socket at which questions are taken: who asks there
+// asks this process.
+func (d *dnsService) isOwn(address string) bool {
+	to, err := netip.ParseAddrPort(address)
+	if err != nil {
+		return false
+	}
+	for _, addr := range d.addrs() {
+		at, err := netip.ParseAddrPort(addr.String())
+		if err != nil || at.Port() != to.Port() {
+			continue
+		}
+		if at.Addr().Unmap() == to.Addr().Unmap() || at.Addr().IsUnspecified() && to.Addr().IsLoopback() {
+			return true
+		}
+	}
+	return false
+}
+
 // forwarder returns what asks others now; nil for none.
 func (d *dnsService) forwarder() *dns.Forwarder {
 	if c := d.current.Load(); c != nil {
@@ -266,7 +298,7 @@ func (d *dnsService) prepare(s *dns.Server) {
 		s.Lookup = (&dns.Resolver{Timeout: dnsLookupTimeout}).LookupTTL
 	}
 	if s.Forward != nil {
-		s.Forward.Log = g.log
+		s.Forward.Log, s.Forward.Own = g.log, d.isOwn
 	}
 	s.Log = g.log
 	s.Observe = observeDNS(d.ctx, g.metrics.DNS(), g.log)

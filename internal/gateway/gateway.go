@@ -181,7 +181,7 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 	g.upstreams.Group = g.groups.Transport
 	g.registry = &registry.Registry{Live: g.groups.Service, Mesh: cfg.Mesh, Lookup: cfg.Lookup, Refuses: cfg.Refuses, NewTransport: g.upstreams.New, Log: g.log}
 	g.groups.Authorize = g.registry.MayRegister
-	g.names = &names.Source{Registry: g.registry, VIPs: g.dns.vips, DeferIdentity: g.dns.defersIdentity}
+	g.names = &names.Source{Registry: g.registry, VIPs: g.dns.vips, DeferIdentity: g.dns.defersIdentity, Local: g.dns.local}
 	g.loops = &tunnel.Loops{Count: cfg.Loops, Budget: budget}
 	g.relay = &tunnel.Relay{CurrentLimits: g.currentLimits.Load, Loops: g.loops, Log: g.log}
 	g.router = &tunnel.Router{

@@ -28,6 +28,10 @@ type Source struct {
 	// count, and nobody meets them.
 	DeferIdentity func() bool
 
+	// Local returns what programs of this host are told in place of the rest; a nil function,
+	// and nil, mean that clients are told where services are.
+	Local func() *Local
+
 	current atomic.Pointer[Table]
 }
 
@@ -68,6 +72,12 @@ var version = []string{"1.0.0"}
 // Answer implements dns.Names. While a source has not reported yet, an absent name is
 // unknown.
 func (t *Table) Answer(q dns.Question, a *dns.Answer) {
+	if t.source.Local != nil {
+		if l := t.source.Local(); l != nil {
+			t.local(q, a, l)
+			return
+		}
+	}
 	t.answer(q, a)
 	t.hostKeys(q, a)
 	if t.partial && (a.Status == dns.Absent || a.Status == dns.Above) {

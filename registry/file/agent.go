@@ -33,7 +33,11 @@ type Agent struct {
 	LocalUsers   []LocalUser `yaml:"localUsers" what:"a user" as:"localUser" unique:"user" empty:"leave the key out for the own user"`
 	AnyLocalUser bool        `yaml:"anyLocalUser"`
 	Auth         *Auth       `yaml:"auth"` // of Proxy
+
+	DNS *AgentDNS `yaml:"dns"` // nil means that nothing is answered by DNS
 	hopAccess
+
+	own []string // the DNS names by which the gateways are reached
 }
 
 // Forwards are listeners of this host that lead to one service each.
@@ -175,6 +179,7 @@ func (a *Agent) expand(d *decoder, c *configuration) {
 	a.addGateways(d, c, at)
 	a.addService(d, c, at)
 	a.addListeners(d, c, at)
+	a.addDNS(d, c, at)
 }
 
 // addGateways adds the network behind the gateways.

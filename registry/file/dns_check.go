@@ -111,6 +111,9 @@ func (d *decoder) checkDNSForward(c *DNS) {
 
 // DNSZones returns the zones that DNS answers by itself.
 func (c *Config) DNSZones() []string {
+	if c.Agent != nil && c.Agent.DNS != nil {
+		return c.agentZones()
+	}
 	if c.DNS != nil && len(c.DNS.Zones) > 0 {
 		return c.DNS.Zones
 	}
@@ -121,6 +124,9 @@ func (c *Config) DNSZones() []string {
 // file or, once it is known what there is, by Kubernetes. What clusters are called that
 // Secrets tell of is known later.
 func (c *Config) DNSClaims() []string {
+	if c.Agent != nil && c.Agent.DNS != nil {
+		return nil
+	}
 	all := map[string]bool{}
 	for _, s := range c.Services {
 		for _, p := range s.Names {

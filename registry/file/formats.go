@@ -39,6 +39,7 @@ var formats = map[string]format{
 	"label":            formatOf(parseLabel),
 	"gatewayName":      formatOf(parseGatewayName),
 	"listenerAddress":  formatOf(parseListenerAddress),
+	"localDNS":         formatOf(parseLocalDNS),
 	"localListener":    formatOf(parseLocalListener),
 	"localUser":        formatOf(parseLocalUser),
 	"logLevel":         formatOf(parseLogLevel),

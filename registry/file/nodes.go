@@ -21,6 +21,12 @@ func booleanNode(at *yaml.Node, value bool) *yaml.Node {
 	return n
 }
 
+func integerNode(at *yaml.Node, value int) *yaml.Node {
+	n := scalarNode(at, strconv.Itoa(value))
+	n.Tag = "!!int"
+	return n
+}
+
 func sequenceNode(at *yaml.Node, items ...*yaml.Node) *yaml.Node {
 	return &yaml.Node{Kind: yaml.SequenceNode, Tag: "!!seq", Content: items, Line: at.Line, Column: at.Column}
 }

@@ -26,6 +26,7 @@ type agentFlags struct {
 	names      []string
 	proxy      string
 	forwards   []string // LOCAL=NAME[:PORT]
+	dns        []string // HOST:PORT, for UDP and TCP
 	upstream   string   // URL of a proxy on the way to the gateways
 	state      string   // the folder where this device has joined
 
@@ -70,8 +71,9 @@ flags in its place: what a gateway can do, an agent can.`,
 	f.StringArrayVar(&a.names, "name", nil, "`NAME` that the gateways are asked for, or *.NAME; repeatable (default: every name)")
 	f.StringVar(&a.proxy, "proxy", "", "where programs ask by CONNECT and SOCKS5: HOST:PORT on loopback, or unix:PATH (default: 127.0.0.1:1080)")
 	f.StringArrayVar(&a.forwards, "forward", nil, "`LOCAL=NAME[:PORT]`: a port of loopback, or unix:PATH, that leads to one service; repeatable")
+	f.StringArrayVar(&a.dns, "dns", nil, "`HOST:PORT` on loopback where the names are answered by DNS; repeatable (default: nowhere)")
 	f.StringVar(&o.admin, "admin", "", "address of the admin port: health, metrics, tunnels, pprof; HOST:PORT on loopback, or unix:PATH")
-	for _, name := range []string{"name", "proxy", "forward"} {
+	for _, name := range []string{"name", "proxy", "forward", "dns"} {
 		cmd.MarkFlagsMutuallyExclusive("config", name)
 		_ = cmd.RegisterFlagCompletionFunc(name, cobra.NoFileCompletions)
 	}
@@ -204,6 +206,13 @@ func (a *agentFlags) load() (*file.Config, error) {
 	}
 	if len(forwards) > 0 {
 		agent["forwards"] = forwards
+	}
+	if len(a.dns) > 0 {
+		var listen []string
+		for _, address := range a.dns {
+			listen = append(listen, "udp://"+address, "tcp://"+address)
+		}
+		agent["dns"] = map[string]any{"listen": listen}
 	}
 	if err != nil {
 		return nil, err

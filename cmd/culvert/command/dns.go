@@ -78,8 +78,11 @@ func dnsServer(c *file.Config) (*gateway.DNS, error) {
 	}
 	if len(c.DNS.RecursionClients) > 0 {
 		s.Forward = forwarder(c.DNS)
+		if c.Agent != nil && c.Agent.DNS != nil { // in front of the host's resolvers, and as true to them as they are to it
+			s.Forward.PrivateZones = []string{"."}
+		}
 	}
-	d := &gateway.DNS{Server: s, VIPs: dnsVIPs(c), DeferIdentity: c.DNS.UnidentifiedCallers == "defer"}
+	d := &gateway.DNS{Server: s, VIPs: dnsVIPs(c), DeferIdentity: c.DNS.UnidentifiedCallers == "defer", Local: localNames(c)}
 	for _, l := range c.DNS.Listeners {
 		d.Listeners = append(d.Listeners, gateway.DNSListener{Transport: dns.Transport(l.Transport), Address: l.Address, View: l.View})
 	}
@@ -96,7 +99,19 @@ func dnsServer(c *file.Config) (*gateway.DNS, error) {
 
 // namesSource returns what a gateway of c would answer by DNS.
 func namesSource(r *registry.Registry, c *file.Config) *names.Source {
-	return &names.Source{Registry: r, VIPs: dnsVIPs(c), DeferIdentity: func() bool { return c.DNS != nil && c.DNS.UnidentifiedCallers == "defer" }}
+	local := localNames(c)
+	return &names.Source{
+		Registry: r, VIPs: dnsVIPs(c), DeferIdentity: func() bool { return c.DNS != nil && c.DNS.UnidentifiedCallers == "defer" },
+		Local: func() *names.Local { return local },
+	}
+}
+
+// localNames is what an agent of c answers; nil where c is no agent that answers by DNS.
+func localNames(c *file.Config) *names.Local {
+	if c.Agent == nil || c.Agent.DNS == nil {
+		return nil
+	}
+	return &names.Local{Addrs: c.ForwardAddrs, Any: slices.Contains(c.DNSZones(), ""), Own: c.AgentOwns}
 }
 
 // dnsVIPs says which networks are told of VIPs; nil where none is.

@@ -1,0 +1,160 @@
+package file
+
+import (
+	"maps"
+	"net"
+	"net/netip"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+
+	"culvert.dev/tunnel"
+)
+
+// An AgentDNS is what an agent answers by DNS, to programs of this host: its names, with
+// addresses that lead to it. It stands for the part dns of the file.
+type AgentDNS struct {
+	Listeners []DNSAddress `yaml:"listen,required" what:"an address" as:"localDNS" unique:"address" empty:"list where to take questions: [udp://127.0.0.54:53, tcp://127.0.0.54:53]"`
+
+	// Upstreams are asked for all other names; empty means that those are refused.
+	Upstreams []DNSUpstream `yaml:"upstreams" what:"an upstream" as:"upstream" unique:"upstream" empty:"list the resolvers to ask: [192.0.2.53]"`
+}
+
+// parseLocalDNS parses the address of a DNS server for this host alone.
+func parseLocalDNS(what, s string) (DNSAddress, *complaint) {
+	a, c := parseDNSAddress(what, s)
+	if c != nil {
+		return a, c
+	}
+	const hint = "write udp://127.0.0.54:53 and tcp://127.0.0.54:53; for other hosts, use dns"
+	switch {
+	case a.Transport != "udp" && a.Transport != "tcp":
+		return DNSAddress{}, complain(hint, "address %q: programs of this host ask by UDP and TCP", clip(s))
+	case !isLoopback(a.Address):
+		return DNSAddress{}, complain(hint, "address %q is not on loopback, and its answers are for this host alone", clip(s))
+	}
+	return a, nil
+}
+
+// addDNS adds the DNS server of an agent.
+func (a *Agent) addDNS(d *decoder, c *configuration, at mapping) {
+	if a.DNS == nil {
+		return
+	}
+	n := at.object("dns")
+	if c.DNS != nil {
+		d.errorf(keyOf(at.node, "dns"), "keep one of them", "agent has dns, and so has the configuration (line %d)", keyOf(d.root.node, "dns").Line)
+		return
+	}
+	list := func(key string) *yaml.Node {
+		return sequenceNode(n.where(key), slices.Clone(n.items(key))...)
+	}
+	listen := list("listen")
+	for i := len(listen.Content) - 1; i >= 0; i-- {
+		if i >= len(a.DNS.Listeners) || a.DNS.Listeners[i].Address == "" { // it is reported already
+			listen.Content = slices.Delete(listen.Content, i, i+1)
+		}
+	}
+	if len(listen.Content) == 0 {
+		return
+	}
+	node := mappingNode(n.node, "listen", listen, "rateLimit", integerNode(n.node, -1))
+	a.addUpstreams(d, c, node, list, n)
+	if has(d.root.node, "dns") { // without a value
+		return
+	}
+	d.root.node.Content = append(d.root.node.Content, scalarNode(n.node, "dns"), node)
+	c.DNS = new(DNS)
+	into(d, node, "dns", c.DNS)
+}
+
+// addUpstreams adds to the node of dns who is asked for other names: those of this host, and
+// among them those by which the agent itself reaches its gateways.
+func (a *Agent) addUpstreams(d *decoder, c *configuration, node *yaml.Node, list func(string) *yaml.Node, n mapping) {
+	add := func(key string, value *yaml.Node) {
+		node.Content = append(node.Content, scalarNode(n.node, key), value)
+	}
+	own := a.ownHosts(c)
+	a.own = own
+	if len(a.DNS.Upstreams) == 0 {
+		for _, p := range a.Names {
+			for _, host := range own {
+				if name, err := tunnel.ParseName(host); err == nil && p != tunnel.AnyName && p.Matches(name) {
+					d.errorf(n.node, "add upstreams: [ADDRESS] to agent.dns, the resolvers that have it; or write the address of the gateway in place of its name", "the agent reaches its gateways by %q, which is one of the names that it answers by DNS", clip(host))
+				}
+			}
+		}
+		return
+	}
+	add("upstreams", list("upstreams"))
+	clients := sequenceNode(n.node, scalarNode(n.node, "127.0.0.0/8"), scalarNode(n.node, "::1/128"))
+	add("recursionClients", clients)
+	if len(own) > 0 {
+		forward := sequenceNode(n.node)
+		for _, host := range own {
+			forward.Content = append(forward.Content, mappingNode(n.node, "zone", scalarNode(n.node, host), "upstreams", list("upstreams")))
+		}
+		add("forward", forward)
+	}
+}
+
+// ownHosts returns the DNS names by which the agent reaches its gateways: they are never
+// answered with addresses that lead to the agent.
+func (a *Agent) ownHosts(c *configuration) []string {
+	all := map[string]bool{}
+	add := func(address string) {
+		host, _, err := net.SplitHostPort(address)
+		if name, bad := tunnel.ParseName(host); err == nil && bad == nil {
+			all[name.String()] = true
+		}
+	}
+	for _, g := range a.Gateway {
+		add(g)
+	}
+	if c.UpstreamProxy != nil {
+		if u, err := url.Parse(c.UpstreamProxy.URL); err == nil {
+			add(net.JoinHostPort(u.Hostname(), "0"))
+		}
+	}
+	return slices.Sorted(maps.Keys(all))
+}
+
+// AgentOwns reports whether the agent reaches its gateways by name.
+func (c *Config) AgentOwns(name tunnel.Name) bool {
+	return c.Agent != nil && slices.Contains(c.Agent.own, name.String())
+}
+
+// ForwardAddrs returns where a program reaches a service by its own port at a forward of
+// the agent.
+func (c *Config) ForwardAddrs(name tunnel.Name) (addrs []netip.Addr) {
+	for _, f := range c.Agent.Forwards.All {
+		host, port, err := net.SplitHostPort(f.Listener)
+		if err != nil || f.Service != name || port != strconv.Itoa(int(f.Port)) {
+			continue
+		}
+		if host == "localhost" {
+			host = "127.0.0.1"
+		}
+		if a, err := netip.ParseAddr(host); err == nil && !slices.Contains(addrs, a) {
+			addrs = append(addrs, a)
+		}
+	}
+	return addrs
+}
+
+// agentZones returns the zones in which every name is one of an agent: those of its names with
+// an asterisk, and "" for "*". Others of its names are hosts by themselves.
+func (c *Config) agentZones() []string {
+	all := map[string]bool{}
+	for _, s := range c.Services {
+		for _, p := range s.Names {
+			if zone := p.Suffix.String(); p.Wildcard && zone != "local" && !strings.HasSuffix(zone, ".local") {
+				all[zone] = true
+			}
+		}
+	}
+	return slices.Sorted(maps.Keys(all))
+}
