@@ -114,6 +114,7 @@ var homes = map[string]string{
 	"github.com/fsnotify/fsnotify":        "internal/filewatch",
 	"golang.org/x/net/idna":               "registry/file",
 	"golang.org/x/crypto/cryptobyte":      "sni",
+	"golang.org/x/sys/cpu":                "connect/ssh",                                                                        // whether the processor has AES
 	"golang.org/x/sys/windows":            "registry/alloc",                                                                     // LockFileEx, which syscall lacks
 	"golang.org/x/sys/unix":               "internal/unixsocket internal/localuser internal/capture/nft internal/capture/route", // sock_diag; LOCAL_PEERCRED of macOS, which syscall lacks; the numbers of netlink
 	"golang.org/x/net/http2":              "connect/h2",

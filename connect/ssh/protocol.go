@@ -39,11 +39,9 @@ const (
 	prefix           = "SSH-"
 )
 
-// The algorithms are fixed. All ciphers authenticate what they carry, and the library does
-// strict key exchange (CVE-2023-48795).
+// The algorithms are fixed. The library does strict key exchange (CVE-2023-48795).
 var (
 	keyExchanges = []string{ssh.KeyExchangeMLKEM768X25519, ssh.KeyExchangeCurve25519, "curve25519-sha256@libssh.org", ssh.KeyExchangeDH16SHA512}
-	ciphers      = []string{ssh.CipherAES128GCM, ssh.CipherAES256GCM, ssh.CipherChaCha20Poly1305, ssh.CipherAES256CTR, ssh.CipherAES192CTR, ssh.CipherAES128CTR}
 	macs         = []string{ssh.HMACSHA256ETM, ssh.HMACSHA512ETM}
 	clientKeys   = []string{
 		ssh.KeyAlgoED25519, ssh.KeyAlgoSKED25519, ssh.KeyAlgoSKECDSA256, ssh.KeyAlgoECDSA256, ssh.KeyAlgoECDSA384, ssh.KeyAlgoECDSA521,
@@ -256,7 +254,7 @@ func newConn(ctx context.Context, c *tunnel.Conn, s *session) *conn {
 func (p *Protocol) server(s *session, config *Config, grant **sshkeys.Grant, denied *[]error) *ssh.ServerConfig {
 	from := s.c.NewRequest(Name).Source.Addr()
 	c := &ssh.ServerConfig{
-		Config:                  ssh.Config{KeyExchanges: keyExchanges, Ciphers: ciphers, MACs: macs},
+		Config:                  ssh.Config{KeyExchanges: keyExchanges, Ciphers: ciphersFor(s.c.Buffered(), fastAES), MACs: macs},
 		PublicKeyAuthAlgorithms: clientKeys,
 		MaxAuthTries:            maxAuthTries,
 		ServerVersion:           version,

@@ -257,7 +257,7 @@ func TestSSHForwardsLocally(t *testing.T) {
 func TestSSHAudit(t *testing.T) {
 	w := newSSHWorld(t)
 	out, errs, code := command(t, "ssh-audit", "--batch", "--no-colors", "-p", w.port, w.host)
-	if !strings.Contains(out, "curve25519-sha256") || !strings.Contains(out, "chacha20-poly1305@openssh.com") {
+	if !strings.Contains(out, "curve25519-sha256") || !strings.Contains(out, "aes128-gcm@openssh.com") {
 		t.Fatalf("ssh-audit: exit code %d, %s%s", code, out, errs)
 	}
 	for line := range strings.Lines(out) {
