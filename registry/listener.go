@@ -53,7 +53,8 @@ type ListenerSettings struct {
 	Port    uint16
 
 	// Protocols are spoken in the clear: "sni", "connect", "connect-h2", "socks5", "http",
-	// "websocket", "postgres", "ssh", "reverse-pool" and "proxy", or "quic" for Datagrams.
+	// "websocket", "postgres", "ssh", "reverse-pool", "captured" and "proxy", or "quic" for
+	// Datagrams.
 	Protocols []string
 
 	// ImpliedSNI says that the source has not named Protocols: "sni" is among them

@@ -27,8 +27,11 @@ type Protocol struct {
 	Log *slog.Logger // nil discards
 }
 
-// Name returns "captured".
-func (*Protocol) Name() string { return "captured" }
+// ProtocolName is the name of Protocol.
+const ProtocolName = "captured"
+
+// Name returns ProtocolName.
+func (*Protocol) Name() string { return ProtocolName }
 
 // Sniff says Yes to anything.
 func (*Protocol) Sniff([]byte) tunnel.Verdict { return tunnel.Yes }

@@ -219,6 +219,7 @@ func (d *decoder) checkListeners() {
 		d.checkNetwork(l, at)
 		d.checkSocket(l, at)
 		d.checkLocalUsers(l, at)
+		d.checkCaptured(l, at)
 		if slices.Contains(l.Protocols, "proxy") {
 			switch {
 			case len(l.Protocols) > 1:

@@ -73,7 +73,7 @@ type Config struct {
 }
 
 // Protocols are those that a Listener may have.
-var Protocols = []string{"sni", "connect", "connect-h2", "socks5", "http", "websocket", "proxy", "quic", "postgres", "ssh", "reverse-pool"}
+var Protocols = []string{"sni", "connect", "connect-h2", "socks5", "http", "websocket", "proxy", "quic", "postgres", "ssh", "reverse-pool", "captured"}
 
 // A Listener is an address at which the gateway accepts connections or datagrams.
 type Listener struct {
@@ -89,7 +89,7 @@ type Listener struct {
 
 	// Protocols, of Protocols, are spoken in the clear; empty means the first three, with
 	// Auth without sni, with TLS none, and for UDP quic.
-	Protocols []string `yaml:"protocols" what:"a protocol" oneof:"sni connect connect-h2 socks5 http websocket proxy quic postgres ssh reverse-pool" unique:"protocol" empty:"leave the key out for sni and connect"`
+	Protocols []string `yaml:"protocols" what:"a protocol" oneof:"sni connect connect-h2 socks5 http websocket proxy quic postgres ssh reverse-pool captured" unique:"protocol" empty:"leave the key out for sni and connect"`
 
 	TLS               []TLS `yaml:"tls,single" what:"tls" empty:"leave the key out where no TLS ends"` // that ends here, by names; empty means that none does
 	EndWithCredential bool  `yaml:"endWithCredential"`                                                 // tunnels end when the credential does that they were opened with

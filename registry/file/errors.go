@@ -100,7 +100,7 @@ var elsewhere = map[string][]string{
 	// Protocols.
 	"tls": {"sni"}, "https": {"sni"}, "ssl": {"sni"}, "http": {"connect"}, "http1": {"connect"}, "h1": {"connect"}, "h2": {"connect-h2"}, "http2": {"connect-h2"},
 	"h3": {"connect-h3", "quic"}, "http3": {"connect-h3", "quic"}, "socks": {"socks5"}, "ws": {"websocket"}, "wss": {"websocket"}, "websockets": {"websocket"},
-	"proxy-protocol": {"proxy"}, "proxyprotocol": {"proxy"},
+	"transparent": {"captured"}, "tproxy": {"captured"}, "redirect": {"captured"}, "capture": {"captured"}, "proxy-protocol": {"proxy"}, "proxyprotocol": {"proxy"},
 }
 
 // called returns the word of words that stands for s, or "".

@@ -16,6 +16,7 @@ import (
 	"culvert.dev/connect/ssh"
 	"culvert.dev/connect/ws"
 	"culvert.dev/identity"
+	"culvert.dev/internal/capture"
 	"culvert.dev/internal/postgres"
 	"culvert.dev/internal/termination"
 	"culvert.dev/registry"
@@ -234,6 +235,8 @@ func (l *Listener) speak(names []string, s *registry.ListenerSettings, inside bo
 			ps = append(ps, &proxyproto.Protocol{})
 		case reverse.PoolProtocolName:
 			ps = append(ps, new(reverse.PoolProtocol))
+		case capture.ProtocolName:
+			ps = append(ps, l.captured())
 		case "ssh":
 			p := &ssh.Protocol{Sessions: l.builder.Sessions}
 			if err := useSSH(p, s.SSH); err != nil {
