@@ -30,7 +30,11 @@ func naiveMain(file string) error {
 	if err := json.Unmarshal(data, &config); err != nil {
 		return err
 	}
-	if config.Reverse != "" {
+	switch config.Reverse {
+	case "":
+	case "ssh":
+		return sshFloor(&config)
+	default:
 		return tlsFloor(&config)
 	}
 	if config.Floor != "" {
@@ -62,7 +66,7 @@ type naiveConfig struct {
 	Bare   bool   // splice by bare system calls
 	Floor  string // pass round trips to this address, and no more
 
-	Reverse string // "gateway" or "connector", of the floor of reverse sessions
+	Reverse string // "gateway" or "connector" of the floor of reverse sessions, or "ssh" of that of ssh -R
 	At      string // where its connector connects to
 }
 

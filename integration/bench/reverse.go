@@ -89,6 +89,12 @@ func pairings() []pairing {
 			},
 			collect: collectCulvert, holds: "ssh", sessions: 1000,
 		},
+		{
+			name: "ssh-floor", version: func(context.Context, string) string {
+				return "the same ssh -R, to golang.org/x/crypto/ssh alone: no names, limits or policies"
+			},
+			gateway: tlsFloorCommand("ssh"), connector: func(r rig) (*exec.Cmd, error) { return sshReverse(r, r.listen+":"+r.target(0)), nil },
+		},
 	}
 }
 

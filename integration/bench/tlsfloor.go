@@ -88,7 +88,7 @@ func tlsFloorServe(config *naiveConfig, both *tls.Config) error {
 }
 
 // carryBoth carries both ways until either has ended, and closes both.
-func carryBoth(a, b net.Conn) {
+func carryBoth(a, b io.ReadWriteCloser) {
 	done := make(chan struct{}, 2)
 	one := func(to io.Writer, from io.Reader) {
 		buf := make([]byte, 64<<10)
