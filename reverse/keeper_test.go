@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -80,6 +81,61 @@ func TestNamesAreKeptOverARestart(t *testing.T) {
 	defer k3.Close()
 	if _, err := short.Join(by("two"), &fakeSession{}, named("cam.example")); err != nil {
 		t.Errorf("another owner after the time is over: %v", err)
+	}
+}
+
+// A clock that was wrong by years before the restart, or is after it, changes nothing: a name is
+// kept for as long as it was left, and then it is free.
+func TestNamesAreKeptWhateverTheClock(t *testing.T) {
+	lasts := func(g *Groups, k *Keeper, path string) {
+		t.Helper()
+		if err := k.Use(path); err != nil {
+			t.Fatal(err)
+		}
+		defer k.Close()
+		join := func(who string) error {
+			m, err := g.Join(by(who), &fakeSession{}, named("cam.example"))
+			if err == nil {
+				m.Leave()
+			}
+			return err
+		}
+		time.Sleep(DefaultHoldFor - time.Second)
+		if err := join("two"); err == nil {
+			t.Error("another owner got it before its time")
+		}
+		time.Sleep(2 * time.Second)
+		if err := join("two"); err != nil {
+			t.Errorf("it is not free after its time: %v", err)
+		}
+	}
+	for _, clock := range []string{"behind", "ahead"} {
+		t.Run(clock, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "connectors.json")
+			write := func() {
+				g, k := keeper(t, path)
+				m, err := g.Join(by("one"), &fakeSession{}, named("cam.example"))
+				if err != nil {
+					t.Fatal(err)
+				}
+				m.Leave()
+				if !k.save() {
+					t.Fatal("the file is not written")
+				}
+				k.Close()
+			}
+			if clock == "behind" { // the clock of synctest begins in the year 2000
+				write()
+			}
+			synctest.Test(t, func(t *testing.T) {
+				if clock == "ahead" {
+					write()
+					time.Sleep(100 * 365 * 24 * time.Hour)
+				}
+				g := &Groups{Authorize: anything}
+				lasts(g, &Keeper{Groups: g}, path)
+			})
+		})
 	}
 }
 

@@ -688,4 +688,59 @@ func TestFirstBytesArriveOnce(t *testing.T) {
 		echoes(t, conn, test.text)
 		_ = conn.Close()
 	}
+
+// A refusingTransport notes when it is asked, and has no connection.
+type refusingTransport struct {
+	mu    sync.Mutex
+	asked []time.Time
+}
+
+func (r *refusingTransport) Dial(context.Context, *tunnel.Endpoint, *tunnel.Request) (net.Conn, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.asked = append(r.asked, time.Now())
+	return nil, errors.New("connection refused")
+}
+
+func (*refusingTransport) Check(*tunnel.Endpoint) error { return nil }
+
+func (*refusingTransport) Info() tunnel.TransportInfo { return tunnel.TransportInfo{} }
+
+// The connectors of a gateway that is away do not come all at once: each waits for a random part
+// of a time that doubles up to a limit.
+func TestConnectorsComeBackWithJitter(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const many = 200
+		var all []*refusingTransport
+		c := &Client{}
+		for range many {
+			r := &refusingTransport{}
+			all = append(all, r)
+			c.Gateways = append(c.Gateways, Gateway{Name: "gw", Transport: r})
+		}
+		stop := run(t, c)
+		time.Sleep(10 * time.Minute)
+		stop()
+		for nth, most := range []time.Duration{500 * time.Millisecond, time.Second, 2 * time.Second, 4 * time.Second, 8 * time.Second, 16 * time.Second, 30 * time.Second, 30 * time.Second} {
+			low, high, tenths := 0, 0, map[int]bool{}
+			for _, r := range all {
+				if len(r.asked) < nth+2 {
+					t.Fatalf("a connector has tried %d times in ten minutes", len(r.asked))
+				}
+				waited := r.asked[nth+1].Sub(r.asked[nth])
+				if waited < most/4 || waited >= most {
+					t.Errorf("attempt %d comes after %v, want %v to %v", nth+2, waited, most/4, most)
+				}
+				if waited < most*5/8 {
+					low++
+				} else {
+					high++
+				}
+				tenths[int(10*waited/most)] = true
+			}
+			if low < many/4 || high < many/4 || len(tenths) < 7 {
+				t.Errorf("attempt %d: %d connectors come in the first half of the time and %d in the second", nth+2, low, high)
+			}
+		}
+	})
 }

@@ -238,6 +238,7 @@ func runExpose(ctx context.Context, now <-chan struct{}, stdout, stderr io.Write
 		return err
 	}
 	defer ids.close()
+	x.own = ids.store.Entries
 	running, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
 	ran := make(chan error, 1)

@@ -14,6 +14,7 @@ import (
 	"sync"
 	"time"
 
+	"culvert.dev/identity"
 	"culvert.dev/reverse"
 	"culvert.dev/tunnel"
 )
@@ -51,6 +52,7 @@ type exposeEvent struct {
 type exposing struct {
 	o        *exposeOptions
 	w        io.Writer
+	own      func() []identity.Entry // the keys and CAs that are used
 	json     bool
 	terminal bool // one line is written again and again
 
@@ -187,7 +189,7 @@ func (x *exposing) report(s *reverse.SessionState) sessionReport {
 		return sessionReport{}
 	}
 	n := sessionReport{event: "waiting", err: s.Error, reason: string(tunnel.ReasonOf(s.Err))}
-	n.hint, n.never = sessionHint(s.Err), reverse.Permanent(s.Err)
+	n.hint, n.never = x.sessionHint(s.Err), reverse.Permanent(s.Err)
 	n.text = "no session: " + s.Error
 	if !n.never {
 		n.text += "; trying again"
@@ -196,9 +198,10 @@ func (x *exposing) report(s *reverse.SessionState) sessionReport {
 }
 
 // sessionHint returns what to do about a session that can't be opened, "" where it helps to wait.
-func sessionHint(err error) string {
+func (x *exposing) sessionHint(err error) string {
 	var (
 		unknown x509.UnknownAuthorityError
+		invalid x509.CertificateInvalidError
 		host    x509.HostnameError
 		plain   tls.RecordHeaderError
 		op      *net.OpError
@@ -207,6 +210,8 @@ func sessionHint(err error) string {
 	switch {
 	case errors.As(err, &unknown):
 		return "name the CA of the gateway's certificate with --ca FILE"
+	case errors.As(err, &invalid) && invalid.Reason == x509.Expired:
+		return fmt.Sprintf("the clock of this machine says %s: if it is wrong, set it: timedatectl set-ntp true, or date -s; if it is right, the gateway needs a new certificate", time.Now().UTC().Format(time.RFC3339))
 	case errors.As(err, &host):
 		return "name what the gateway's certificate has with --server-name NAME, or its SPIFFE ID with --gateway-id ID"
 	case errors.As(err, &plain):
@@ -214,7 +219,10 @@ func sessionHint(err error) string {
 	case errors.As(err, &op) && op.Op == "remote error" && strings.Contains(op.Err.Error(), "unrecognized name"):
 		return "the gateway has no listener that ends TLS for this name: give one that it has with --server-name NAME"
 	case errors.As(err, &op) && op.Op == "remote error":
-		return "the gateway does not accept the certificate: its listener has to trust the CA that signed --cert"
+		if hint := x.outOfTime(time.Now()); hint != "" {
+			return hint
+		}
+		return "the gateway does not accept the certificate: its listener has to trust the CA that signed --cert, and by its clock the certificate has to be valid; the gateway's log says what is wrong"
 	case !errors.As(err, &refused):
 		return ""
 	}
@@ -225,6 +233,21 @@ func sessionHint(err error) string {
 		return "the gateway does not know you: give --cert and --key, or --token-file, as its listener asks for"
 	case tunnel.NoRoute, tunnel.Unsupported, tunnel.BadRequest:
 		return "is --via a listener of a culvert gateway that ends TLS and takes " + oneOf(exposeProtocols) + "?"
+	}
+	return ""
+}
+
+// outOfTime returns what to do about an own certificate that is not valid at a time, "" where it is.
+func (x *exposing) outOfTime(now time.Time) string {
+	if x.own == nil {
+		return ""
+	}
+	for _, entry := range x.own() {
+		for _, end := range entry.Ends {
+			if end.Kind == identity.KindKey && (now.Before(end.NotBefore) || now.After(end.NotAfter)) {
+				return fmt.Sprintf("the certificate of %q is valid from %s to %s, and the clock of this machine says %s: set the clock, or get a new certificate", end.Of, end.NotBefore.UTC().Format(time.RFC3339), end.NotAfter.UTC().Format(time.RFC3339), now.UTC().Format(time.RFC3339))
+			}
+		}
 	}
 	return ""
 }
