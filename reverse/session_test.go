@@ -688,6 +688,7 @@ func TestFirstBytesArriveOnce(t *testing.T) {
 		echoes(t, conn, test.text)
 		_ = conn.Close()
 	}
+}
 
 // A refusingTransport notes when it is asked, and has no connection.
 type refusingTransport struct {
