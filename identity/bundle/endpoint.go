@@ -66,13 +66,13 @@ func CheckURL(s string) error {
 	u, err := url.Parse(s)
 	switch {
 	case err != nil:
-		return fmt.Errorf("bundle endpoint: %w", err)
+		return errors.New("bundle endpoint: what is given is not a URL") // it may have a password in it
+	case u.User != nil:
+		return fmt.Errorf("bundle endpoint of host %q: a user has no meaning here", u.Host)
 	case u.Scheme != "https":
 		return fmt.Errorf("bundle endpoint %q: want https://", s)
 	case u.Host == "" || u.Hostname() == "":
 		return fmt.Errorf("bundle endpoint %q has no host", s)
-	case u.User != nil:
-		return fmt.Errorf("bundle endpoint of host %q: a user has no meaning here", u.Host)
 	case u.Fragment != "":
 		return fmt.Errorf("bundle endpoint %q: a fragment has no meaning here", s)
 	}

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -20,7 +21,9 @@ import (
 // knows hosts, of lines as in /etc/hosts. It writes a line to the file logs as each connection ends.
 func (w *world) squid(t *testing.T, port, allowed, user, password, hosts string) (p *process, logs string) {
 	t.Helper()
-	hash, errs, code := command(t, "openssl", "passwd", "-apr1", password)
+	passwd := exec.Command(look(t, "openssl"), "passwd", "-apr1", "-stdin")
+	passwd.Env, passwd.Stdin = environ(), strings.NewReader(password)
+	hash, errs, code := runCmd(t, passwd)
 	if code != 0 {
 		t.Fatalf("openssl passwd: %s", errs)
 	}

@@ -75,8 +75,11 @@ func (i *Issuer) check(d *decoder, at mapping) {
 
 // parseIssuer parses the https URL of an issuer, OpenID Connect Core 1.0 section 2.
 func parseIssuer(what, s string) (string, *complaint) {
+	if strings.Contains(s, "@") { // it may have a password, and is not quoted
+		return "", complain("leave the user out; tokenFile has a bearer token for jwks", "%s has a user, and no password stands in this file", what)
+	}
 	u, err := url.Parse(s)
-	if err != nil || u.Scheme != "https" || u.Host == "" || u.User != nil || u.RawQuery != "" || u.Fragment != "" {
+	if err != nil || u.Scheme != "https" || u.Host == "" || u.RawQuery != "" || u.Fragment != "" {
 		return "", complain("write it as its tokens have it in iss: https://login.example.com/", "%s %q is not an https URL", what, clip(s))
 	}
 	return s, nil
