@@ -101,8 +101,9 @@ type Groups struct {
 	mu     sync.RWMutex // guards what follows
 	names  map[tunnel.Pattern]*heldName
 	groups map[string][]*Membership
-	owned  map[string]int // names by owner
-	joined map[string]int // memberships by owner
+	sorted sortedNames            // those of names
+	owned  map[string]sortedNames // those of each owner
+	joined map[string]int         // memberships by owner
 	swept  time.Time
 	remote map[string][]*remoteMember // sessions of other replicas, by group
 	news   chan struct{}              // closed with the next change that other replicas are told of; nil for nobody to tell
@@ -250,7 +251,7 @@ func (g *Groups) add(m *Membership, listed bool) error {
 	case h != nil && h.members >= maxMembers:
 		return tunnel.Refusef(tunnel.Overload, "reverse: %q has %d sessions, the limit", m.Name, h.members)
 	case h == nil:
-		if n := g.owned[m.Owner]; n >= g.namesPerOwner() {
+		if n := len(g.owned[m.Owner]); n >= g.namesPerOwner() {
 			return tunnel.Refusef(tunnel.Overload, "reverse: %q: the owner has %d names, the limit", m.Name, n)
 		}
 		if len(g.names) >= maxNames {
@@ -274,14 +275,14 @@ func (g *Groups) add(m *Membership, listed bool) error {
 // hold gives a name that is free to an owner. The caller holds mu.
 func (g *Groups) hold(name tunnel.Pattern, owner string) *heldName {
 	if g.names == nil {
-		g.names, g.owned = map[tunnel.Pattern]*heldName{}, map[string]int{}
+		g.names, g.owned = map[tunnel.Pattern]*heldName{}, map[string]sortedNames{}
 	}
 	if g.groups == nil {
 		g.groups = map[string][]*Membership{}
 	}
 	h := &heldName{name: name, owner: owner, since: time.Now().UnixMilli()}
 	g.names[name] = h
-	g.owned[owner]++
+	g.sorted, g.owned[owner] = g.sorted.with(h), g.owned[owner].with(h)
 	g.used.Store(true)
 	return h
 }
@@ -291,8 +292,8 @@ func (g *Groups) namesPerOwner() int { return cmp.Or(g.NamesPerOwner, DefaultNam
 // errTaken is part of the error for a name that another owner has.
 var errTaken = errors.New("belongs to another owner")
 
-// conflicting returns a name of another owner that m's is, has below it, or is below. The
-// caller holds mu.
+// conflicting returns a name of another owner that m's is, has below it, or is below. It looks at
+// no more of the names than those, and frees some whose time is over. The caller holds mu.
 func (g *Groups) conflicting(m *Membership, now time.Time) *heldName {
 	others := func(h *heldName) bool { return h != nil && h.owner != m.Owner && h.heldAt(now) }
 	if h := g.names[m.Name]; others(h) {
@@ -306,17 +307,22 @@ func (g *Groups) conflicting(m *Membership, now time.Time) *heldName {
 	if !m.Name.Wildcard {
 		return nil
 	}
-	for name, h := range g.names {
-		if m.Name.Matches(name.Suffix) && others(h) {
+	for {
+		h := g.sorted.below(m.Name.Suffix).notOf(g.owned[m.Owner].below(m.Name.Suffix))
+		if h == nil || h.heldAt(now) {
 			return h
 		}
+		g.free(h.name, h) // its time is over, and it is not to be looked at again
 	}
-	return nil
 }
 
 // sweep frees the names whose time is over, once in a while. The caller holds mu.
 func (g *Groups) sweep(now time.Time) {
-	if now.Sub(g.swept) < time.Minute && len(g.names) < maxNames {
+	every := time.Minute
+	if len(g.names) >= maxNames {
+		every = time.Second
+	}
+	if now.Sub(g.swept) < every {
 		return
 	}
 	g.swept = now
@@ -330,7 +336,8 @@ func (g *Groups) sweep(now time.Time) {
 // free forgets a name. The caller holds mu.
 func (g *Groups) free(name tunnel.Pattern, h *heldName) {
 	delete(g.names, name)
-	if g.owned[h.owner]--; g.owned[h.owner] <= 0 {
+	g.sorted = g.sorted.without(h)
+	if g.owned[h.owner] = g.owned[h.owner].without(h); len(g.owned[h.owner]) == 0 {
 		delete(g.owned, h.owner)
 	}
 }

@@ -212,7 +212,7 @@ func (g *Groups) restore(list []keptName) {
 	for i := range list {
 		k := &list[i]
 		reg := Registration{Name: k.Name}
-		if reg.check() != nil || k.Owner == "" || len(k.Owner) > maxOwner || k.Left <= 0 || len(g.names) >= maxNames || g.owned[k.Owner] >= g.namesPerOwner() {
+		if reg.check() != nil || k.Owner == "" || len(k.Owner) > maxOwner || k.Left <= 0 || len(g.names) >= maxNames || len(g.owned[k.Owner]) >= g.namesPerOwner() {
 			continue
 		}
 		if g.names[k.Name] != nil || g.conflicting(&Membership{Registration: reg, Owner: k.Owner}, now) != nil {

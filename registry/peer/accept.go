@@ -40,12 +40,16 @@ type received struct {
 	instance   string
 	generation uint64
 	services   map[string]*registry.Service // by key
-	sizes      map[string]int               // bytes of each
-	size       int                          // of all
+	sizes      map[string]cost              // of each
+	size       int                          // of all, in bytes
+	names      int                          // of all
 	gateways   []registry.Gateway           // that the peer names; none means those that are configured
 	named      []Gateway                    // of which gateways are made
 	leftOut    map[string]string            // by key: why, of the service or of names of it
 }
+
+// A cost is what a service counts for, against MaxCatalog and MaxNames.
+type cost struct{ bytes, names int }
 
 // A importer makes services of what a peer offers.
 type importer struct {
@@ -193,13 +197,13 @@ func begin(m *Message, instance string, before *received) (*assembly, error) {
 		if before != nil && before.instance == instance && m.Generation < before.generation {
 			return nil, fmt.Errorf("a snapshot of generation %d has come after generation %d", m.Generation, before.generation)
 		}
-		a.next = &received{services: map[string]*registry.Service{}, sizes: map[string]int{}, leftOut: map[string]string{}}
+		a.next = &received{services: map[string]*registry.Service{}, sizes: map[string]cost{}, leftOut: map[string]string{}}
 	case before == nil || before.generation == 0 || before.instance != instance:
 		return nil, fmt.Errorf("a change has come, and no snapshot before it")
 	case m.Generation <= before.generation:
 		return nil, fmt.Errorf("a change of generation %d has come after generation %d", m.Generation, before.generation)
 	default:
-		a.next = &received{services: maps.Clone(before.services), sizes: maps.Clone(before.sizes), size: before.size, leftOut: maps.Clone(before.leftOut)}
+		a.next = &received{services: maps.Clone(before.services), sizes: maps.Clone(before.sizes), size: before.size, names: before.names, leftOut: maps.Clone(before.leftOut)}
 	}
 	a.next.instance, a.next.generation = instance, m.Generation
 	return a, nil
@@ -223,13 +227,14 @@ func (a *assembly) add(im *importer, m *Message, size int, peerSite string) erro
 	}
 	for i := range m.Services {
 		s := &m.Services[i]
-		if a.kind == KindSnapshot && a.next.sizes[s.Key] > 0 {
+		if _, twice := a.next.sizes[s.Key]; twice && a.kind == KindSnapshot {
 			return fmt.Errorf("the key %q is there twice", clip(s.Key))
 		}
 		a.remove(s.Key)
-		each := s.size()
+		each := cost{s.size(), len(s.Names)}
 		a.next.sizes[s.Key] = each
-		a.next.size += each
+		a.next.size += each.bytes
+		a.next.names += each.names
 		svc, leftOut := im.service(s, peerSite)
 		if svc != nil {
 			a.next.services[s.Key] = svc
@@ -243,12 +248,15 @@ func (a *assembly) add(im *importer, m *Message, size int, peerSite string) erro
 		return fmt.Errorf("the peer offers more than %d services", MaxServices)
 	case a.next.size > MaxCatalog:
 		return fmt.Errorf("what the peer offers takes more than %d bytes", MaxCatalog)
+	case a.next.names > MaxNames:
+		return fmt.Errorf("what the peer offers has more than %d names", MaxNames)
 	}
 	return nil
 }
 
 func (a *assembly) remove(key string) {
-	a.next.size -= a.next.sizes[key]
+	a.next.size -= a.next.sizes[key].bytes
+	a.next.names -= a.next.sizes[key].names
 	delete(a.next.sizes, key)
 	delete(a.next.services, key)
 	delete(a.next.leftOut, key)

@@ -58,6 +58,13 @@ func TestEndlessCatalogs(t *testing.T) {
 		fmt.Fprintf(&long, `,"n%d.%s.%[2]s.%[2]s.%[2]s.west.example"`, i, strings.Repeat("x", 58))
 	}
 	large := func(i int) string { return fmt.Sprintf(`"s%d.west.example"%s`, i, long.String()) }
+	short := func(i int) string {
+		var b strings.Builder
+		for n := range 200 {
+			fmt.Fprintf(&b, `,"%x.%x.west.example"`, n, i)
+		}
+		return b.String()[1:]
+	}
 	for _, c := range []struct {
 		name  string
 		lines int
@@ -91,6 +98,10 @@ func TestEndlessCatalogs(t *testing.T) {
 			head(b, KindSnapshot, 6, true)
 			list(b, n, n+1, large)
 		}, "what the peer offers takes more than 16777216 bytes"},
+		{"short names", all, func(b *bytes.Buffer, n int) {
+			head(b, KindSnapshot, 6, true)
+			list(b, 10*n, 10*n+10, short)
+		}, "what the peer offers has more than 100000 names"},
 		{"large services beside small ones that it takes back", all, func(b *bytes.Buffer, n int) {
 			head(b, KindChange, 6+n, false)
 			b.WriteString(`,"removed":["c0"`)

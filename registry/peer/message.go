@@ -20,6 +20,7 @@ const (
 	MaxLine     = 64 << 10 // bytes of one line
 	MaxCatalog  = 16 << 20 // bytes of all services of a peer
 	MaxServices = 10_000
+	MaxNames    = 100_000 // of all services of a peer: short ones take little in a line, and far more in a table
 	MaxGateways = 16
 )
 

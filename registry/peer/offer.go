@@ -37,6 +37,7 @@ type offer struct {
 	service    *registry.Service
 	ownPort    uint16
 	line       json.RawMessage // the Service
+	names      int             // of it
 	generation uint64          // that it is as it is since
 	seen       bool            // by the update that goes on
 }
@@ -54,7 +55,7 @@ func (c *catalog) update(t *registry.Table, site string, gateway tunnel.Peer, fr
 	if c.entries == nil {
 		c.entries, c.removed = map[string]*offer{}, map[string]uint64{}
 	}
-	count := 0
+	count, names := 0, 0
 	for s := range t.Offered(gateway, from) {
 		if isPeers(s) {
 			continue // no transit
@@ -67,22 +68,25 @@ func (c *catalog) update(t *registry.Table, site string, gateway tunnel.Peer, fr
 		own := ownPort(t, s)
 		e := c.entries[key]
 		if e == nil || e.service != s || e.ownPort != own {
-			line, err := json.Marshal(describe(t, site, key, own, s))
+			described := describe(t, site, key, own, s)
+			line, err := json.Marshal(described)
 			if err != nil || len(line) > maxService {
 				leftOut++
 				continue
 			}
 			if e == nil || string(e.line) != string(line) {
-				e, changed = &offer{line: line, generation: next}, true
+				e, changed = &offer{line: line, names: len(described.Names), generation: next}, true
 				c.entries[key] = e
 				delete(c.removed, key)
 			}
 			e.service, e.ownPort = s, own
 		}
-		if size += len(e.line) + 1; size > MaxCatalog*9/10 {
+		if size+len(e.line)+1 > MaxCatalog*9/10 || names+e.names > MaxNames {
 			leftOut++
 			continue // which takes it away, if it was there
 		}
+		size += len(e.line) + 1
+		names += e.names
 		e.seen = true
 	}
 	for key, e := range c.entries {

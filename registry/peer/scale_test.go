@@ -64,6 +64,28 @@ func TestLargeCatalog(t *testing.T) {
 	}
 }
 
+// A site whose services have more names than a catalog may have offers those that fit, and the
+// other side takes them.
+func TestCatalogOfManyNames(t *testing.T) {
+	const each = 250
+	east, west := newSite(t, "east"), newSite(t, "west")
+	all := []any{everybody}
+	for i := range MaxNames/each + 2 {
+		var names []string
+		for n := range each {
+			names = append(names, fmt.Sprintf("%x.%x.west.example", n, i))
+		}
+		all = append(all, service(names[0], names...))
+	}
+	west.set(t, all...)
+	join(t, east, west)
+	start(t, east, west)
+	east.await(t, "what fits", func() bool { return len(east.known["peer/west"].Services) == MaxNames/each })
+	if s := east.peers.Status()[0]; s.Problem != "" || s.Services != MaxNames/each {
+		t.Errorf("the catalog has %d services, with the problem %q; want %d", s.Services, s.Problem, MaxNames/each)
+	}
+}
+
 // A peer for which nothing changes costs one heartbeat in each HeartbeatInterval.
 func TestIdlePeer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
