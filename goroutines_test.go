@@ -43,7 +43,7 @@ var uncaught = map[string]string{
 	"internal/gateway/gateway.go Gateway.Run":                             "runs a server, which recovers for each connection",
 	"internal/gateway/drain.go Gateway.drain":                             "stops servers",
 	"nat/announce.go announcements.start":                                 "hear recovers",
-	"nat/upnp/upnp.go find":                                               "sends searches, and reads nothing",
+	"nat/upnp/upnp.go Finder.find":                                        "sends searches, and reads nothing",
 	"registry/checks/checker.go Checker.start":                            "ask recovers, and the rest hands on its result",
 	"internal/gateway/upstream/fallback.go fallbackAttempt.check":         "it compares results of handshakes, whose goroutines recover",
 	"internal/gateway/upstream/fallback_probe.go FallbackDialer.schedule": "it compares times, and the probe that it starts recovers",

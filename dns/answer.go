@@ -30,7 +30,7 @@ func (r *Resolver) ask(ctx context.Context, conf *config, name string) answer {
 	defer cancel()
 
 	if len(conf.servers) == 0 {
-		addrs, err := net.DefaultResolver.LookupNetIP(ctx, "ip", name+".")
+		addrs, err := r.Sockets.Resolver().LookupNetIP(ctx, "ip", name+".")
 		return answer{addrs: addrs, ttl: otherTTL, err: err}
 	}
 
@@ -99,7 +99,7 @@ func (r *Resolver) exchange(ctx context.Context, conf *config, name string, qtyp
 	if err != nil {
 		return nil, lookupError(name, "", err)
 	}
-	m, err := race(ctx, nil, r.upstreams.inUse(conf.servers, r.clock()), q, r.hedgeInterval(), r.clock)
+	m, err := race(ctx, nil, r.upstreams.inUse(conf.servers, r.Sockets, r.clock()), q, r.hedgeInterval(), r.clock)
 	if err != nil && ctx.Err() != nil {
 		return nil, contextError(ctx, strings.TrimSuffix(name, "."))
 	}

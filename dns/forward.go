@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/miekg/dns"
+
+	"culvert.dev/tunnel"
 )
 
 const (
@@ -68,6 +70,8 @@ type Forwarder struct {
 	MaxTTL     time.Duration // cap; 0 means 1 h
 	MaxStale   time.Duration // how long after its time an answer is served if nothing better comes; 0 means 24 h, less than 0 not at all
 
+	Sockets tunnel.Sockets // opens the sockets to upstreams
+
 	Log *slog.Logger // nil discards
 
 	now func() time.Time // nil means time.Now
@@ -100,7 +104,7 @@ func (f *Forwarder) init() {
 		f.groups = map[string][]*upstream{}
 		for z, ups := range f.Zones {
 			zones = append(zones, z)
-			f.groups[trimName(z)] = newUpstreams(ups)
+			f.groups[trimName(z)] = f.newUpstreams(ups)
 		}
 		f.zones = newZoneSet(zones)
 		f.private = newZoneSet(slices.Concat(zones, f.PrivateZones))
@@ -108,21 +112,21 @@ func (f *Forwarder) init() {
 			delete(f.private, "") // upstreams for everything make nothing private
 		}
 		if len(f.Upstreams) > 0 {
-			f.groups[""] = newUpstreams(f.Upstreams)
+			f.groups[""] = f.newUpstreams(f.Upstreams)
 		}
 		f.cache = newCache(max(cmp.Or(f.CacheBytes, defaultCache), 0))
 		f.flights = map[string]*flight{}
 	})
 }
 
-func newUpstreams(list []Upstream) []*upstream {
+func (f *Forwarder) newUpstreams(list []Upstream) []*upstream {
 	ups := make([]*upstream, len(list))
 	for i, u := range list {
 		port := "53"
 		if u.TLS != nil {
 			port = "853"
 		}
-		ups[i] = &upstream{addr: withDefaultPort(u.Addr, port), tls: u.TLS}
+		ups[i] = &upstream{addr: withDefaultPort(u.Addr, port), tls: u.TLS, sockets: f.Sockets}
 	}
 	return ups
 }
@@ -151,7 +155,7 @@ func (f *Forwarder) upstreams(name string) []*upstream {
 	}
 	if group == nil {
 		conf := f.conf.get(cmp.Or(f.ResolvConf, "/etc/resolv.conf"), f.clock(), parseResolvConf)
-		return f.notOwn(f.system.inUse(conf.servers, f.clock()))
+		return f.notOwn(f.system.inUse(conf.servers, f.Sockets, f.clock()))
 	}
 	return f.notOwn(answeringFirst(group, f.clock()))
 }

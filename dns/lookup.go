@@ -8,6 +8,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"culvert.dev/tunnel"
 )
 
 const (
@@ -60,6 +62,8 @@ type Resolver struct {
 
 	ResolvConf string // path; "" means /etc/resolv.conf
 	Hosts      string // path; "" means /etc/hosts
+
+	Sockets tunnel.Sockets // opens the sockets to servers
 
 	now func() time.Time // nil means time.Now
 

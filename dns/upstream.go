@@ -19,6 +19,8 @@ import (
 	"time"
 
 	"github.com/miekg/dns"
+
+	"culvert.dev/tunnel"
 )
 
 const (
@@ -37,8 +39,9 @@ var (
 
 // An upstream is an Upstream in use.
 type upstream struct {
-	addr string
-	tls  *tls.Config
+	addr    string
+	tls     *tls.Config
+	sockets tunnel.Sockets
 
 	mu        sync.Mutex // guards what follows
 	fails     int
@@ -78,14 +81,14 @@ type upstreams struct {
 }
 
 // inUse returns the upstreams at addrs, those that answer first, and forgets all others.
-func (s *upstreams) inUse(addrs []string, now time.Time) []*upstream {
+func (s *upstreams) inUse(addrs []string, sockets tunnel.Sockets, now time.Time) []*upstream {
 	s.mu.Lock()
 	byAddr := make(map[string]*upstream, len(addrs))
 	ups := make([]*upstream, len(addrs))
 	for i, addr := range addrs {
 		u := cmp.Or(byAddr[addr], s.byAddr[addr])
 		if u == nil {
-			u = &upstream{addr: addr}
+			u = &upstream{addr: addr, sockets: sockets}
 		}
 		byAddr[addr], ups[i] = u, u
 	}
@@ -220,7 +223,7 @@ func (u *upstream) ask(ctx context.Context, q *query) (*dns.Msg, error) {
 	m, err := u.askUDP(ctx, q)
 	if errors.Is(err, errForged) || err == nil && m.Truncated {
 		// The answer was truncated, or may be forged.
-		c, end, err := dial(ctx, "tcp", u.addr)
+		c, end, err := u.dial(ctx, "tcp")
 		if err != nil {
 			return nil, err
 		}
@@ -294,10 +297,9 @@ func restore(b []byte, q *query) {
 	}
 }
 
-// dial connects to a server; the connection ends with ctx.
-func dial(ctx context.Context, network, server string) (net.Conn, func(), error) {
-	var d net.Dialer
-	c, err := d.DialContext(ctx, network, server)
+// dial connects to the server; the connection ends with ctx.
+func (u *upstream) dial(ctx context.Context, network string) (net.Conn, func(), error) {
+	c, err := u.sockets.DialContext(ctx, network, u.addr)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -306,7 +308,7 @@ func dial(ctx context.Context, network, server string) (net.Conn, func(), error)
 }
 
 func (u *upstream) askUDP(ctx context.Context, q *query) (*dns.Msg, error) {
-	c, end, err := dial(ctx, "udp", u.addr) // a port of its own, and other senders are not heard
+	c, end, err := u.dial(ctx, "udp") // a port of its own, and other senders are not heard
 	if err != nil {
 		return nil, err
 	}
@@ -373,8 +375,7 @@ func (u *upstream) askTLS(ctx context.Context, q *query) (*dns.Msg, error) {
 		c := u.takeIdle()
 		fresh := c == nil
 		if fresh {
-			var d net.Dialer
-			raw, err := d.DialContext(ctx, "tcp", u.addr)
+			raw, err := u.sockets.DialContext(ctx, "tcp", u.addr)
 			if err != nil {
 				return nil, err
 			}

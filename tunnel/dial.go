@@ -67,9 +67,7 @@ func (s Security) String() string {
 type NetDialer struct {
 	Guard *Guard // nil refuses what Forbidden lists
 
-	// Mark, unless it is 0, is given to every socket, for rules of the host to tell them from
-	// others. It needs Linux and CAP_NET_ADMIN.
-	Mark uint32
+	Sockets Sockets // opens the sockets
 }
 
 // Check returns nil if ep may be dialed.
@@ -81,7 +79,7 @@ func (d *NetDialer) DialEndpoint(ctx context.Context, ep Endpoint) (net.Conn, er
 		return nil, err
 	}
 	// The address is a literal: what was checked is what is dialed.
-	c, err := poll.Dial(ctx, ep.Addr, d.Mark, taskOf(ctx))
+	c, err := poll.Dial(ctx, ep.Addr, d.Sockets.Mark, taskOf(ctx))
 	if err != nil {
 		return nil, dialError(ep, err)
 	}

@@ -71,7 +71,7 @@ func TestGoAway(t *testing.T) {
 		return []netip.Addr{netip.MustParseAddr("127.0.0.1")}, nil
 	}
 	d.Listen = func(ctx context.Context, _ string, to netip.AddrPort) (net.PacketConn, error) {
-		pc, err := Listen(ctx, to)
+		pc, err := Listen(ctx, tunnel.Sockets{}, to)
 		mu.Lock()
 		defer mu.Unlock()
 		return redirected{pc, net.UDPAddrFromAddrPort(netip.MustParseAddrPort(addr))}, err
@@ -215,7 +215,7 @@ func TestListenMayRefuse(t *testing.T) {
 		if !to.Addr().IsLoopback() {
 			return nil, tunnel.Refusef(tunnel.Prohibited, "%s is not to be dialed", to)
 		}
-		return Listen(ctx, to)
+		return Listen(ctx, tunnel.Sockets{}, to)
 	}
 	testnet.Ping(t, open(t, d, "svc:1"), "x")
 	if len(asked) != 2 || asked[1] != to {

@@ -240,7 +240,7 @@ func (d *Dialer) dialOne(ctx context.Context, to netip.AddrPort, cfg *tls.Config
 
 func (d *Dialer) listen(ctx context.Context, to netip.AddrPort) (net.PacketConn, error) {
 	if d.Listen == nil {
-		return Listen(ctx, to)
+		return Listen(ctx, tunnel.Sockets{}, to)
 	}
 	host, _, err := net.SplitHostPort(d.Proxy)
 	if err != nil {
@@ -250,14 +250,13 @@ func (d *Dialer) listen(ctx context.Context, to netip.AddrPort) (net.PacketConn,
 }
 
 // Listen opens a UDP socket of the address family of to, at any local address and
-// port. It is the default of Dialer.Listen.
-func Listen(ctx context.Context, to netip.AddrPort) (net.PacketConn, error) {
+// port. It is the default of Dialer.Listen, with ordinary sockets.
+func Listen(ctx context.Context, sockets tunnel.Sockets, to netip.AddrPort) (net.PacketConn, error) {
 	network := "udp4"
 	if to.Addr().Is6() {
 		network = "udp6"
 	}
-	var lc net.ListenConfig
-	c, err := lc.ListenPacket(ctx, network, ":0")
+	c, err := sockets.ListenPacket(ctx, network, ":0")
 	if tunnel.NoLocalPort(err) {
 		return nil, tunnel.Refusef(tunnel.Overload, "h3: no local port is left: %w", err)
 	}

@@ -81,15 +81,15 @@ func CheckURL(s string) error {
 
 // newClient returns a client that follows no redirect, and has a connection for each
 // request, so that each is verified by what is trusted then.
-func (e *Endpoint) newClient(store *identity.Store) *http.Client {
+func (e *Endpoint) newClient(s *Source) *http.Client {
 	config := &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: e.Roots}
 	if e.ID != "" {
 		v := &identity.Verifier{
-			Trust: []*identity.Trust{store.Trust(e.Name)},
+			Trust: []*identity.Trust{s.Store.Trust(e.Name)},
 			Want:  identity.Expectation{Usage: x509.ExtKeyUsageServerAuth, IDs: []string{e.ID}},
 		}
 		if who, err := identity.Principal(e.ID); err == nil && who.TrustDomain != e.Name {
-			v.Trust = append(v.Trust, store.Trust(who.TrustDomain))
+			v.Trust = append(v.Trust, s.Store.Trust(who.TrustDomain))
 		}
 		v.Client(config)
 	}
@@ -98,7 +98,7 @@ func (e *Endpoint) newClient(store *identity.Store) *http.Client {
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 		Transport: &http.Transport{
 			TLSClientConfig:        config,
-			DialContext:            (&net.Dialer{Timeout: 10 * time.Second}).DialContext,
+			DialContext:            s.dial,
 			TLSHandshakeTimeout:    10 * time.Second,
 			ResponseHeaderTimeout:  10 * time.Second,
 			MaxResponseHeaderBytes: 16 << 10,
@@ -106,6 +106,16 @@ func (e *Endpoint) newClient(store *identity.Store) *http.Client {
 			DisableCompression:     true, // so that MaxSize holds for what is read
 		},
 	}
+}
+
+// dial connects within ten seconds.
+func (s *Source) dial(ctx context.Context, network, address string) (net.Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	if s.Dial != nil {
+		return s.Dial(ctx, network, address)
+	}
+	return new(net.Dialer).DialContext(ctx, network, address)
 }
 
 // fetch returns what the endpoint serves, nil if that is what p has, and its ETag.

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"maps"
 	"math/rand/v2"
+	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -33,6 +34,9 @@ const (
 type Source struct {
 	Store *identity.Store
 	Log   *slog.Logger // nil discards
+
+	// Dial connects to endpoints; nil means a net.Dialer's DialContext.
+	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 
 	refresh time.Duration // for tests: how often to ask, whatever endpoints say; 0 means nothing
 
@@ -149,7 +153,7 @@ func (s *Source) Status() []Status {
 // run asks the endpoint again and again.
 func (p *poll) run(ctx context.Context) {
 	p.trust = p.source.Store.Trust(p.Name)
-	p.client = p.newClient(p.source.Store)
+	p.client = p.newClient(p.source)
 	defer p.client.CloseIdleConnections()
 	p.begin()
 	for wait := p.within(firstRetry); ; {

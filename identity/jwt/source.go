@@ -67,7 +67,7 @@ func newSource(p place, t *Tokens) (*source, error) {
 	}
 	s.client.Transport = t.transport
 	if t.transport == nil {
-		s.client.Transport = &http.Transport{TLSClientConfig: cfg, Proxy: http.ProxyFromEnvironment, DisableKeepAlives: true, MaxResponseHeaderBytes: 64 << 10, ForceAttemptHTTP2: true}
+		s.client.Transport = &http.Transport{DialContext: t.Dial, TLSClientConfig: cfg, Proxy: http.ProxyFromEnvironment, DisableKeepAlives: true, MaxResponseHeaderBytes: 64 << 10, ForceAttemptHTTP2: true}
 	}
 	s.client.CheckRedirect = func(*http.Request, []*http.Request) error {
 		return errors.New("it answers with a redirect, which is not followed")

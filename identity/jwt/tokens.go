@@ -6,6 +6,7 @@ import (
 	"crypto/sha256"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/http"
 	"reflect"
 	"slices"
@@ -27,6 +28,9 @@ type Tokens struct {
 
 	// ReadFile reads the TokenFile of an Issuer. Nil means that there is none.
 	ReadFile func(name string) ([]byte, error)
+
+	// Dial connects to issuers; nil means a net.Dialer's DialContext.
+	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 
 	Log *slog.Logger // nil discards
 

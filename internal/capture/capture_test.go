@@ -4,6 +4,7 @@ package capture
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -12,11 +13,13 @@ import (
 	"os/exec"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
 	"culvert.dev/internal/testnet"
 	"culvert.dev/internal/testnet/netns"
+	"culvert.dev/internal/udp"
 	"culvert.dev/tunnel"
 )
 
@@ -205,7 +208,7 @@ func TestNotItself(t *testing.T) {
 	expect(t, "a program", dial(t, r.NS, "10.9.0.2:80"), "captured 10.9.0.2:80")
 	for _, addr := range []string{"10.9.0.2:80", "[fd09::2]:80"} {
 		var c net.Conn
-		d := &tunnel.NetDialer{Mark: Mark}
+		d := &tunnel.NetDialer{Sockets: tunnel.Sockets{Mark: Mark}}
 		if err := r.Do(func() (err error) {
 			c, err = d.DialEndpoint(t.Context(), tunnel.Endpoint{Addr: netip.MustParseAddrPort(addr)})
 			return err
@@ -230,6 +233,39 @@ func (r *rig) dialAs(t *testing.T, uid int, host, port string) string {
 	cmd.Dir = "/"
 	out, _ := cmd.CombinedOutput()
 	return string(out)
+}
+
+// Sockets of every kind have the mark, so that no rule of ours leads them to this process.
+func TestSocketsHaveTheMark(t *testing.T) {
+	r := newRig(t)
+	sockets := tunnel.Sockets{Mark: Mark}
+	open := map[string]func() (any, error){
+		"TCP":        func() (any, error) { return sockets.DialContext(t.Context(), "tcp", "10.9.0.2:80") },
+		"TCP, IPv6":  func() (any, error) { return sockets.DialContext(t.Context(), "tcp", "[fd09::2]:80") },
+		"UDP":        func() (any, error) { return sockets.DialContext(t.Context(), "udp", "10.9.0.2:80") },
+		"datagrams":  func() (any, error) { return sockets.ListenPacket(t.Context(), "udp", ":0") },
+		"DNS":        func() (any, error) { return sockets.Resolver().Dial(t.Context(), "udp", "10.9.0.2:53") },
+		"DNS by TCP": func() (any, error) { return sockets.Dialer().Resolver.Dial(t.Context(), "tcp", "10.9.0.2:80") },
+		"sessions of UDP": func() (any, error) {
+			return (&udp.Dialer{Guard: &tunnel.Guard{}, Sockets: sockets}).DialEndpoint(t.Context(), tunnel.Endpoint{Addr: netip.MustParseAddrPort("10.9.0.2:80"), Named: true})
+		},
+	}
+	for what, open := range open {
+		var c any
+		if err := r.Do(func() (err error) { c, err = open(); return err }); err != nil {
+			t.Errorf("%s: %v", what, err)
+			continue
+		}
+		raw, err := c.(syscall.Conn).SyscallConn()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var mark int
+		if err := errors.Join(raw.Control(func(fd uintptr) { mark, err = syscall.GetsockoptInt(int(fd), syscall.SOL_SOCKET, syscall.SO_MARK) }), err); err != nil || mark != Mark {
+			t.Errorf("%s: the mark is %#x, %v; want %#x", what, mark, err, Mark)
+		}
+		_ = c.(io.Closer).Close()
+	}
 }
 
 func TestUsers(t *testing.T) {

@@ -39,6 +39,10 @@ type Config struct {
 	// Mesh is the zone of its names, and the network the gateway is in.
 	Mesh registry.Mesh
 
+	// Sockets opens all sockets by which the gateway begins connections. Lookup and Sources have
+	// sockets of their own.
+	Sockets tunnel.Sockets
+
 	// Lookup resolves the names of endpoints; nil means they have no address.
 	Lookup func(ctx context.Context, host string) ([]netip.Addr, error)
 

@@ -223,7 +223,7 @@ func (n *natService) provesByCertificate(ctx context.Context, p nat.Port, name s
 	if route == nil {
 		return errors.New("there is no way to the router")
 	}
-	own, err := new(net.Dialer).DialContext(ctx, "tcp", netip.AddrPortFrom(route.Local, p.Internal).String())
+	own, err := n.g.cfg.Sockets.DialContext(ctx, "tcp", netip.AddrPortFrom(route.Local, p.Internal).String())
 	if err != nil {
 		return err
 	}

@@ -188,7 +188,7 @@ func (d *dnsService) config() *tls.Config {
 // their own time.
 func (d *dnsService) use(next *DNS) {
 	if next != nil && next.Server.Forward != nil && next.Server.Forward.Log == nil {
-		next.Server.Forward.Log, next.Server.Forward.Own = d.g.log, d.isOwn
+		d.completeForwarder(next.Server.Forward)
 	}
 	was := d.current.Swap(next)
 	if next != nil {
@@ -276,6 +276,11 @@ func (d *dnsService) forwarder() *dns.Forwarder {
 	return nil
 }
 
+// completeForwarder sets what of f is the gateway's, before it is asked.
+func (d *dnsService) completeForwarder(f *dns.Forwarder) {
+	f.Log, f.Own, f.Sockets = d.g.log, d.isOwn, d.g.cfg.Sockets
+}
+
 // prepare sets what of the server is the gateway's, before it serves.
 func (d *dnsService) prepare(s *dns.Server) {
 	g := d.g
@@ -295,10 +300,10 @@ func (d *dnsService) prepare(s *dns.Server) {
 		}
 	}
 	if s.Lookup == nil {
-		s.Lookup = (&dns.Resolver{Timeout: dnsLookupTimeout}).LookupTTL
+		s.Lookup = (&dns.Resolver{Timeout: dnsLookupTimeout, Sockets: g.cfg.Sockets}).LookupTTL
 	}
 	if s.Forward != nil {
-		s.Forward.Log, s.Forward.Own = g.log, d.isOwn
+		d.completeForwarder(s.Forward)
 	}
 	s.Log = g.log
 	s.Observe = observeDNS(d.ctx, g.metrics.DNS(), g.log)

@@ -148,7 +148,7 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 			cfg.Observe(o)
 		}
 	}
-	g.tokens = &jwt.Tokens{Log: g.log, ReadFile: cfg.ReadFile}
+	g.tokens = &jwt.Tokens{Log: g.log, ReadFile: cfg.ReadFile, Dial: cfg.Sockets.DialContext}
 	g.tokens.Trust = cfg.Identity.Trust
 	if err := g.tokens.Use(cfg.Issuers); err != nil {
 		return nil, err
@@ -163,7 +163,7 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 		Tokens:         g.tokens,
 		CurrentVia:     g.via, Table: func() *registry.Table { return g.registry.Table() },
 		Limits: g.currentLimits.Load, Budget: budget, Observe: observe, Log: g.log, Identity: cfg.Identity,
-		UDP: &udp.Dialer{Guard: guard, DontFragment: true}, DroppedDatagrams: &g.droppedDatagrams, // RFC 9298 section 5
+		UDP: &udp.Dialer{Guard: guard, DontFragment: true, Sockets: cfg.Sockets}, DroppedDatagrams: &g.droppedDatagrams, // RFC 9298 section 5
 	}
 	g.dns, g.adminPort = newDNSService(ctx, g, guard), newAdminPort(g, guard)
 	g.inbound = newListeners(g, guard, builder)
@@ -171,7 +171,7 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 		g.Close()
 		return nil, err
 	}
-	direct := &tunnel.NetDialer{Guard: guard}
+	direct := &tunnel.NetDialer{Guard: guard, Sockets: cfg.Sockets}
 	g.upstreams = &upstream.Transports{Direct: direct, Lookup: cfg.Lookup, Budget: budget, CurrentVia: g.via, Identity: cfg.Identity, ReadFile: cfg.ReadFile, JWTSVID: cfg.JWTSVID, RunCommand: cfg.RunCommand, Log: g.log}
 	if err := g.upstreams.UseProxy(cfg.UpstreamProxy); err != nil {
 		g.Close()
@@ -204,7 +204,7 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 	g.registry.OnSwap = g.revoker.swapped
 	g.server = &tunnel.Server{Handler: g.handler, CurrentLimits: g.currentLimits.Load, Budget: budget, Observe: observe, Log: g.log, Loops: g.loops}
 	g.datagrams = &udp.Server{
-		Router: g.router, Dialer: &udp.Dialer{Guard: guard}, Budget: budget, CurrentLimits: g.currentLimits.Load, Observe: observe, Log: g.log,
+		Router: g.router, Dialer: &udp.Dialer{Guard: guard, Sockets: cfg.Sockets}, Budget: budget, CurrentLimits: g.currentLimits.Load, Observe: observe, Log: g.log,
 	}
 	if err := g.openStates(guard, budget); err != nil {
 		g.Close()

@@ -26,7 +26,7 @@ type natService struct {
 func newNATService(g *Gateway) *natService {
 	n := &natService{g: g, news: make(chan struct{}, 1)}
 	n.manager = nat.Manager{
-		FindUPnP: g.cfg.FindUPnP, Secret: g.cfg.NATSecret, Lookup: g.cfg.Lookup,
+		Dial: g.cfg.Sockets.DialContext, FindUPnP: g.cfg.FindUPnP, Secret: g.cfg.NATSecret, Lookup: g.cfg.Lookup,
 		Verify: n.verify, OnChange: n.changed, Log: g.log,
 	}
 	n.use(g.cfg.NAT)

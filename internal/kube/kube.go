@@ -19,6 +19,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/netip"
 	"os"
 	"sync"
@@ -62,6 +63,9 @@ type Config struct {
 	// State is the prefix of the paths of files in which the last snapshot of each source is kept
 	// for the next start. "" keeps nothing.
 	State string
+
+	// Dial connects to API servers; nil means the dialer of client-go.
+	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 
 	Log *slog.Logger
 }
@@ -146,7 +150,7 @@ func Logs(log *slog.Logger) { client.Logs(log) }
 
 // New makes a Kube. It sends no request yet.
 func New(cfg Config) (*Kube, error) {
-	c, err := (client.Config{Kubeconfig: cfg.Kubeconfig, Context: cfg.Context, Version: cfg.Version}).REST()
+	c, err := (client.Config{Kubeconfig: cfg.Kubeconfig, Context: cfg.Context, Version: cfg.Version, Dial: cfg.Dial}).REST()
 	if err != nil {
 		return nil, err
 	}
@@ -224,7 +228,7 @@ func (k *Kube) discover(d *Discovery) error {
 	own.Pulse, own.Slices = k.pulse, k.slices
 	k.own = own
 	k.add(own, "discovery", printed(d), func() []string { return []string{"cluster/" + k.cfg.Cluster} })
-	further := &discovery.Clusters{Client: k.core, Namespace: d.Clusters, Own: k.cfg.Cluster, New: k.source, Log: k.cfg.Log}
+	further := &discovery.Clusters{Client: k.core, Namespace: d.Clusters, Own: k.cfg.Cluster, New: k.source, Dial: k.cfg.Dial, Log: k.cfg.Log}
 	if k.set != nil {
 		k.set.register(k.cfg.Cluster, own)
 		further.OnCluster = k.joinClusterSet

@@ -18,6 +18,8 @@ type Dialer struct {
 	// DontFragment has what is too large for the path be lost, and not be sent in several
 	// packets.
 	DontFragment bool
+
+	Sockets tunnel.Sockets // opens the sockets
 }
 
 // Check returns nil if ep may be dialed.
@@ -28,8 +30,7 @@ func (d *Dialer) DialEndpoint(ctx context.Context, ep tunnel.Endpoint) (net.Conn
 	if err := d.Check(ep); err != nil {
 		return nil, err
 	}
-	var nd net.Dialer
-	c, err := nd.DialContext(ctx, "udp", ep.Addr.String()) // a literal: what was checked is what is dialed
+	c, err := d.Sockets.DialContext(ctx, "udp", ep.Addr.String()) // a literal: what was checked is what is dialed
 	if err != nil {
 		return nil, err
 	}

@@ -1,6 +1,6 @@
 // Package upnp asks a router for port mappings by UPnP-IGD, as a Client of package nat.
 //
-//	m := &nat.Manager{FindUPnP: upnp.Find}
+//	m := &nat.Manager{FindUPnP: new(upnp.Finder).Find}
 //
 // UPnP has any device of the network say at which URL it is to be asked. A Client believes the
 // router alone: it takes answers to its search from the router's address, and connects to no other
@@ -22,6 +22,7 @@ import (
 	"net/url"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/huin/goupnp"
@@ -50,6 +51,12 @@ var targets = []string{
 	"urn:schemas-upnp-org:service:WANPPPConnection:1",
 }
 
+// A Finder finds routers.
+type Finder struct {
+	// Control is called with each socket, as that of a net.Dialer; nil is not called.
+	Control func(network, address string, c syscall.RawConn) error
+}
+
 // A Client asks one router. It is a nat.Client.
 type Client struct {
 	route   nat.Route
@@ -59,15 +66,15 @@ type Client struct {
 
 // Find looks for the router of route in its network. It returns an error if that does not answer
 // before ctx ends.
-func Find(ctx context.Context, route nat.Route) (nat.Client, error) {
-	return find(ctx, route, net.JoinHostPort(searchAddress, strconv.Itoa(searchPort)))
+func (f *Finder) Find(ctx context.Context, route nat.Route) (nat.Client, error) {
+	return f.find(ctx, route, net.JoinHostPort(searchAddress, strconv.Itoa(searchPort)))
 }
 
 // find is Find with a search at some address, and at the router's own.
-func find(ctx context.Context, route nat.Route, multicast string) (nat.Client, error) {
+func (f *Finder) find(ctx context.Context, route nat.Route, multicast string) (nat.Client, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	var lc net.ListenConfig
+	lc := net.ListenConfig{Control: f.Control}
 	conn, err := lc.ListenPacket(ctx, "udp4", net.JoinHostPort(route.Local.String(), "0"))
 	if err != nil {
 		return nil, fmt.Errorf("upnp: %w", err)
@@ -97,7 +104,7 @@ func find(ctx context.Context, route nat.Route, multicast string) (nat.Client, e
 			continue
 		}
 		tried[location] = true
-		c, err := describe(ctx, route, location)
+		c, err := f.describe(ctx, route, location)
 		if err == nil {
 			return c, nil
 		}
@@ -138,8 +145,8 @@ func readAnswer(b []byte) (string, error) {
 }
 
 // httpClient returns a client that connects to the router alone, and reads bounded bodies.
-func httpClient(route nat.Route) *http.Client {
-	d := &net.Dialer{Timeout: requestTimeout}
+func (f *Finder) httpClient(route nat.Route) *http.Client {
+	d := &net.Dialer{Timeout: requestTimeout, Control: f.Control}
 	if route.Local.IsValid() {
 		d.LocalAddr = net.TCPAddrFromAddrPort(netip.AddrPortFrom(route.Local, 0))
 	}
@@ -186,7 +193,7 @@ func checkURL(u *url.URL, route nat.Route) error {
 }
 
 // describe reads the description of the router at location and makes a Client of it.
-func describe(ctx context.Context, route nat.Route, location string) (*Client, error) {
+func (f *Finder) describe(ctx context.Context, route nat.Route, location string) (*Client, error) {
 	at, err := url.Parse(location)
 	if err != nil {
 		return nil, fmt.Errorf("upnp: location %q: %w", location, err)
@@ -194,7 +201,7 @@ func describe(ctx context.Context, route nat.Route, location string) (*Client, e
 	if err := checkURL(at, route); err != nil {
 		return nil, err
 	}
-	client := httpClient(route)
+	client := f.httpClient(route)
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, at.String(), nil)
 	if err != nil {
 		return nil, err

@@ -163,7 +163,7 @@ func (g *igd) find(t *testing.T, wait time.Duration) (*Client, error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), wait)
 	defer cancel()
-	c, err := find(ctx, route, g.conn.LocalAddr().String())
+	c, err := new(Finder).find(ctx, route, g.conn.LocalAddr().String())
 	if err != nil {
 		return nil, err
 	}
@@ -284,7 +284,7 @@ func TestFindHearsTheRouterAlone(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 	defer cancel()
 	other := nat.Route{Router: netip.MustParseAddr("127.0.0.9"), Local: loopback}
-	if c, err := find(ctx, other, g.conn.LocalAddr().String()); err == nil || !strings.Contains(err.Error(), "no answer") {
+	if c, err := new(Finder).find(ctx, other, g.conn.LocalAddr().String()); err == nil || !strings.Contains(err.Error(), "no answer") {
 		t.Errorf("find returned %v, %v; want no answer", c, err)
 	}
 }

@@ -279,7 +279,7 @@ func (d *doctor) gateways(ctx context.Context, c *file.Config) {
 	log := slog.New(slog.DiscardHandler)
 	own := *identityOf(c)
 	own.Joined, own.ServeBundle = "", nil // nothing is renewed or served here
-	ids, err := newIdentities(ctx, &own, log)
+	ids, err := newIdentities(ctx, &own, tunnel.Sockets{}, log)
 	if err != nil {
 		d.add("key", "", checkFailed, "mend identity of the configuration", "the keys can't be used: %s", err)
 		return

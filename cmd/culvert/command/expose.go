@@ -256,7 +256,7 @@ func inProcess(ctx context.Context, c *file.Config, log *slog.Logger, adapt func
 	if err != nil {
 		return nil, nil, err
 	}
-	ids, err := newIdentities(ctx, c.Identity, log)
+	ids, err := newIdentities(ctx, c.Identity, cfg.Sockets, log)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -115,7 +115,7 @@ func runGateway(ctx context.Context, now <-chan struct{}, stderr io.Writer, o *g
 	cfg.DroppedLogLines = func() float64 { return float64(out.Dropped()) }
 	sources, followed := o.sources(c, log)
 	logKube(log)
-	k8s, err := newKube(c, log)
+	k8s, err := newKube(c, cfg.Sockets, log)
 	if err != nil {
 		return err
 	}
@@ -123,13 +123,13 @@ func runGateway(ctx context.Context, now <-chan struct{}, stderr io.Writer, o *g
 	current.use(c, k8s)
 	cfg.Sources, cfg.SourcesListen = sources, c.Listens()
 	current.configure(&cfg)
-	ids, err := newIdentities(ctx, c.Identity, log)
+	ids, err := newIdentities(ctx, c.Identity, cfg.Sockets, log)
 	if err != nil {
 		return stateError(listenError(err))
 	}
 	defer ids.close()
 	cfg.Identity, cfg.JWTSVID = ids.store, ids.jwtSVID
-	cfg.FindUPnP, cfg.NATSecret = upnp.Find, natSecret()
+	cfg.FindUPnP, cfg.NATSecret = (&upnp.Finder{Control: cfg.Sockets.Control}).Find, natSecret()
 	own := &credentials{store: ids.store, log: log}
 	own.use(c.Credentials)
 	cfg.IdentitySources = func() any {

@@ -17,15 +17,17 @@ import (
 	"culvert.dev/identity/files"
 	"culvert.dev/identity/spiffe"
 	"culvert.dev/registry/file"
+	"culvert.dev/tunnel"
 )
 
 // identities keep the keys and the trust of a gateway as its configuration says: those of
 // files, of the Workload API and of bundle endpoints. They serve its own bundle, too.
 type identities struct {
-	store *identity.Store
-	log   *slog.Logger
-	ctx   context.Context // of all that runs; its end is close's
-	end   context.CancelFunc
+	store   *identity.Store
+	sockets tunnel.Sockets
+	log     *slog.Logger
+	ctx     context.Context // of all that runs; its end is close's
+	end     context.CancelFunc
 
 	minting atomic.Pointer[spiffe.Source] // the agent, for those who must not wait for mu
 
@@ -95,8 +97,8 @@ func endpoints(c *file.Identity) (all []bundle.Endpoint, err error) {
 }
 
 // newIdentities begins to keep what c says.
-func newIdentities(ctx context.Context, c *file.Identity, log *slog.Logger) (*identities, error) {
-	s := &identities{store: new(identity.Store), log: log}
+func newIdentities(ctx context.Context, c *file.Identity, sockets tunnel.Sockets, log *slog.Logger) (*identities, error) {
+	s := &identities{store: new(identity.Store), sockets: sockets, log: log}
 	s.ctx, s.end = context.WithCancel(context.WithoutCancel(ctx)) // tunnels that drain need keys, too
 	if err := s.use(c); err != nil {
 		s.close()
@@ -234,7 +236,7 @@ func (s *identities) renew(was, folder string) {
 		s.renewer = nil
 	}
 	if folder != "" {
-		r := &enroll.Renewer{Dir: folder, Dialer: new(net.Dialer), Log: s.log}
+		r := &enroll.Renewer{Dir: folder, Dialer: s.sockets.Dialer(), Log: s.log}
 		s.renewer = run(s.ctx, r, r.Run)
 	}
 }
@@ -259,7 +261,7 @@ func (s *identities) useBundles(c *file.Identity) {
 		if len(all) == 0 {
 			return
 		}
-		src := &bundle.Source{Store: s.store, Log: s.log}
+		src := &bundle.Source{Store: s.store, Dial: s.sockets.DialContext, Log: s.log}
 		s.bundles = run(s.ctx, src, src.Run)
 	}
 	_ = s.bundles.of.Configure(all) // endpoints has checked them

@@ -17,6 +17,8 @@ import (
 	"culvert.dev/internal/testca"
 	"culvert.dev/internal/testnet"
 	"culvert.dev/registry/file"
+
+	"culvert.dev/tunnel"
 )
 
 // The recipe of the guide, with each certificate that a client may show: by the files that
@@ -102,7 +104,7 @@ func TestIdentityGuide(t *testing.T) {
 	if len(c.Warnings) > 0 {
 		t.Errorf("warnings of the recipe: got %v, want none", c.Warnings)
 	}
-	ids, err := newIdentities(t.Context(), c.Identity, slog.New(slog.DiscardHandler))
+	ids, err := newIdentities(t.Context(), c.Identity, tunnel.Sockets{}, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}

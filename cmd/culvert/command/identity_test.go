@@ -30,6 +30,7 @@ import (
 	"culvert.dev/internal/testca"
 	"culvert.dev/internal/testnet"
 	"culvert.dev/registry/file"
+	"culvert.dev/tunnel"
 )
 
 const (
@@ -111,7 +112,7 @@ func TestFederationRecipe(t *testing.T) {
 	if err := checkIdentity(c.Identity); err != nil {
 		t.Fatal(err)
 	}
-	ids, err := newIdentities(t.Context(), c.Identity, slog.New(slog.DiscardHandler))
+	ids, err := newIdentities(t.Context(), c.Identity, tunnel.Sockets{}, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -227,7 +228,7 @@ identity:
 	if err != nil {
 		t.Fatal(err)
 	}
-	ids, err := newIdentities(t.Context(), c.Identity, slog.New(slog.DiscardHandler))
+	ids, err := newIdentities(t.Context(), c.Identity, tunnel.Sockets{}, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -294,7 +295,7 @@ identity:
 
 // Of many keys, the status has those with a problem and those that end first.
 func TestManyKeys(t *testing.T) {
-	ids, err := newIdentities(t.Context(), nil, slog.New(slog.DiscardHandler))
+	ids, err := newIdentities(t.Context(), nil, tunnel.Sockets{}, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -330,10 +331,10 @@ func TestServeBundleListener(t *testing.T) {
 	}
 	defer taken.Close()
 	c := &file.Identity{ServeBundle: &file.ServeBundle{Listener: taken.Addr().String(), Path: "/b", Trust: "corp.example", Key: "edge"}}
-	if _, err := newIdentities(t.Context(), c, slog.New(slog.DiscardHandler)); err == nil {
+	if _, err := newIdentities(t.Context(), c, tunnel.Sockets{}, slog.New(slog.DiscardHandler)); err == nil {
 		t.Fatal("with a port that is taken: no error")
 	}
-	ids, err := newIdentities(t.Context(), nil, slog.New(slog.DiscardHandler))
+	ids, err := newIdentities(t.Context(), nil, tunnel.Sockets{}, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}

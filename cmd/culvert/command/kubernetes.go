@@ -109,11 +109,15 @@ func (s *kubeSources) group(ctx context.Context, g kube.Gateway) *registry.Group
 }
 
 // newKube makes what c says of Kubernetes; nil where it says nothing.
-func newKube(c *file.Config, log *slog.Logger) (*kubeReader, error) {
+func newKube(c *file.Config, sockets tunnel.Sockets, log *slog.Logger) (*kubeReader, error) {
 	if c.Kubernetes == nil {
 		return nil, nil
 	}
-	k, err := kube.New(kubeConfig(c, log))
+	cfg := kubeConfig(c, log)
+	if sockets.Mark != 0 { // else clients share connections
+		cfg.Dial = sockets.DialContext
+	}
+	k, err := kube.New(cfg)
 	if err != nil {
 		return nil, usageError("set kubernetes.kubeconfig, or run in a pod with a service account", "%w", err)
 	}

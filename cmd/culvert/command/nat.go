@@ -212,7 +212,7 @@ func runNATProbe(ctx context.Context, w io.Writer, o *natProbeOptions) error {
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, o.timeout, errors.New("no answer in time"))
 	defer cancel()
-	m := &nat.Manager{FindUPnP: upnp.Find, Log: slog.New(slog.DiscardHandler)}
+	m := &nat.Manager{FindUPnP: new(upnp.Finder).Find, Log: slog.New(slog.DiscardHandler)}
 	status, err := m.Probe(ctx, s)
 	if err != nil {
 		return err

@@ -14,6 +14,7 @@ import (
 	"culvert.dev/internal/gateway"
 	"culvert.dev/registry"
 	"culvert.dev/registry/file"
+	"culvert.dev/tunnel"
 )
 
 // What stands in for Kubernetes in a program without it, as that of an agent on a small
@@ -47,7 +48,7 @@ func (s *kubeSources) group(context.Context, *gateway.Gateway) *registry.Group {
 	return &registry.Group{}
 }
 
-func newKube(c *file.Config, _ *slog.Logger) (*kubeReader, error) {
+func newKube(c *file.Config, _ tunnel.Sockets, _ *slog.Logger) (*kubeReader, error) {
 	return nil, checkKube(c)
 }
 

@@ -73,7 +73,7 @@ func (r *reloader) load(path string, current *file.Config) (*file.Config, error)
 	}
 	r.nextKube = nil
 	if r.differs = r.kube.differs(c); r.differs {
-		if r.nextKube, err = newKube(c, r.log); err != nil {
+		if r.nextKube, err = newKube(c, r.cfg.Sockets, r.log); err != nil {
 			return nil, unusableError{err}
 		}
 	}

@@ -102,14 +102,14 @@ func startFile(t *testing.T, files map[string]string) *running {
 	r.source = &file.Source{Path: path, Load: loadAnyPort, Log: log}
 	cfg.Log, cfg.DrainDelay, cfg.DrainTimeout = log, -1, -1
 	cfg.Sources = []registry.Source{r.source}
-	k, err := newKube(c, log)
+	k, err := newKube(c, tunnel.Sockets{}, log)
 	if err != nil {
 		t.Fatal(err)
 	}
 	current := &kubeSources{}
 	current.use(c, k)
 	current.configure(&cfg)
-	ids, err := newIdentities(t.Context(), c.Identity, log)
+	ids, err := newIdentities(t.Context(), c.Identity, tunnel.Sockets{}, log)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -132,7 +132,7 @@ func (t *Transports) listenUDP(ctx context.Context, host string, to netip.AddrPo
 	if err := t.Direct.Guard.CheckUDP(to, written); err != nil {
 		return nil, err
 	}
-	return h3.Listen(ctx, to)
+	return h3.Listen(ctx, t.Direct.Sockets, to)
 }
 
 // A gatewayList asks gateways in order until one dials. The client has been

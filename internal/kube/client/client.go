@@ -11,8 +11,10 @@
 package client
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"net"
 	"runtime"
 
 	"k8s.io/client-go/rest"
@@ -32,6 +34,10 @@ type Config struct {
 	Kubeconfig string // a file; "" means that of the pod
 	Context    string // of the file's; "" means the current one
 	Version    string // of the program, for the user agent; "" means "dev"
+
+	// Dial connects to the API server; nil means the dialer of client-go, whose connections
+	// several clients share.
+	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 }
 
 // REST returns the configuration of clients.
@@ -45,7 +51,7 @@ func (c Config) REST() (*rest.Config, error) {
 		version = "dev"
 	}
 	cfg.UserAgent = fmt.Sprintf("culvert/%s (%s/%s)", version, runtime.GOOS, runtime.GOARCH)
-	cfg.QPS, cfg.Burst = QPS, Burst
+	cfg.QPS, cfg.Burst, cfg.Dial = QPS, Burst, c.Dial
 	return cfg, nil
 }
 

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"net"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -52,6 +53,9 @@ type Clusters struct {
 	// Connect makes a client from a kubeconfig that parseKubeconfig has accepted. Nil means a client
 	// of client-go, with protobuf.
 	Connect func(*rest.Config) (kubernetes.Interface, error)
+
+	// Dial connects to API servers; nil means the dialer of client-go.
+	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 
 	// OnCluster is called for each cluster whose discovery begins, with its context. The function
 	// that it returns, if not nil, is called when the discovery has ended. It may be nil.
@@ -312,6 +316,7 @@ func (f *clustersRun) start(ctx context.Context, s *secret) error {
 	connect := f.Connect
 	if connect == nil {
 		cfg, pulse = rest.CopyConfig(cfg), client.NewPulse()
+		cfg.Dial = f.Dial
 		cfg.Wrap(pulse.Wrap)
 		connect = func(cfg *rest.Config) (kubernetes.Interface, error) {
 			alive, err := client.Livez(cfg)

@@ -1,0 +1,50 @@
+package tunnel
+
+import (
+	"context"
+	"net"
+	"syscall"
+
+	"culvert.dev/tunnel/internal/poll"
+)
+
+// Sockets opens the sockets by which this process begins connections to others. A program has
+// one, and hands it to all that dials, so that rules of the host can tell its sockets from those
+// of other programs. The zero Sockets opens ordinary ones.
+type Sockets struct {
+	// Mark, unless it is 0, is given to every socket. It needs Linux and CAP_NET_ADMIN.
+	Mark uint32
+}
+
+// Control is for a net.Dialer and a net.ListenConfig, which call it with each socket.
+func (s Sockets) Control(network, address string, c syscall.RawConn) error {
+	if s.Mark == 0 {
+		return nil
+	}
+	return poll.SetMark(s.Mark)(network, address, c)
+}
+
+// Dialer returns a new dialer, also of names: what it asks of DNS goes by these sockets, too.
+func (s Sockets) Dialer() *net.Dialer {
+	return &net.Dialer{Control: s.Control, Resolver: s.Resolver()}
+}
+
+// DialContext is that of Dialer.
+func (s Sockets) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
+	return s.Dialer().DialContext(ctx, network, address)
+}
+
+// ListenPacket opens a UDP socket that asks others. The caller closes it.
+func (s Sockets) ListenPacket(ctx context.Context, network, address string) (net.PacketConn, error) {
+	return (&net.ListenConfig{Control: s.Control}).ListenPacket(ctx, network, address)
+}
+
+// Resolver returns the resolver of this host. With a Mark it is Go's own, as sockets of the C
+// library cannot have one.
+func (s Sockets) Resolver() *net.Resolver {
+	if s.Mark == 0 {
+		return net.DefaultResolver
+	}
+	d := &net.Dialer{Control: s.Control} // to addresses of resolv.conf
+	return &net.Resolver{PreferGo: true, Dial: d.DialContext}
+}
