@@ -48,7 +48,8 @@ type Status struct {
 	Certificates    []Certificate          `json:"certificates,omitempty"` // those of files; what expires first is first
 	Issuers         []jwt.Status           `json:"issuers,omitempty"`      // of tokens, with the state of their keys
 
-	Peers []peer.Status `json:"peers,omitempty"` // other sites
+	Peers   []peer.Status `json:"peers,omitempty"`   // other sites
+	Catalog *peer.Status  `json:"catalog,omitempty"` // of the gateways of an agent
 
 	Kubernetes any `json:"kubernetes,omitempty"` // what Config.Kubernetes returns
 	Identity   any `json:"identity,omitempty"`   // what Config.IdentitySources returns
@@ -137,6 +138,7 @@ func (g *Gateway) Status() Status {
 	s.Listeners, s.SourceListeners = append(s.Listeners, configured...), others
 	s.Certificates = g.expiry.certificates()
 	s.Issuers, s.Peers = g.tokens.Status(), g.peers.Status()
+	s.Catalog = g.peers.Catalog()
 	if g.cfg.Kubernetes != nil {
 		s.Kubernetes = g.cfg.Kubernetes()
 	}

@@ -32,7 +32,7 @@ func (g *Gateway) newPeers() error {
 	g.peers = &peer.Peers{
 		Site: g.cfg.Site, Table: func() *registry.Table { return g.registry.Table() }, NewTransport: g.upstreams.New,
 		Gateways: g.ownGateways, Bundle: g.site.Bundle, TakeBundle: g.site.TakeBundle, TrustGeneration: g.site.TrustGeneration,
-		Refuse: g.router.Refuse, Log: g.log,
+		Router: g.router, Settled: func() bool { return g.registry.PendingSources() == 0 }, Log: g.log,
 	}
 	g.handler.handlers[tunnel.MustParseName(peer.Host)] = reservedName{Handler: g.peers}
 	g.handler.handlers[tunnel.MustParseName(join.Host)] = reservedName{Handler: tunnel.HandlerFunc(func(ctx context.Context, req *tunnel.Request) {

@@ -26,6 +26,9 @@ type Agent struct {
 	// empty means every name.
 	Names []tunnel.Pattern `yaml:"names" what:"a name" as:"servicePattern" unique:"name" empty:"leave the key out for every name"`
 
+	// Catalog has the names that the gateways offer beside Names.
+	Catalog AgentCatalog `yaml:"catalog"`
+
 	Proxy    string   `yaml:"proxy" as:"localListener" default:"127.0.0.1:1080"` // where programs ask by CONNECT and SOCKS5
 	Forwards Forwards `yaml:"forwards"`
 
@@ -40,6 +43,35 @@ type Agent struct {
 	own []string // the DNS names by which the gateways are reached
 }
 
+// An AgentCatalog is the catalog of an agent's gateways, from which it knows the names of services.
+type AgentCatalog struct {
+	Enabled bool             `yaml:"enabled,short" default:"true" what:"catalog"`
+	Zones   []tunnel.Pattern `yaml:"zones" what:"a zone" as:"servicePattern" unique:"zone" empty:"leave the key out for all names but those of this host and its link"`
+	State   string           `yaml:"state"` // the folder where the last catalog is kept; an absolute path once it is read, "" for none
+}
+
+// AcceptedZones are the names that the gateways may offer.
+func (c *AgentCatalog) AcceptedZones() []tunnel.Pattern {
+	if len(c.Zones) == 0 {
+		return []tunnel.Pattern{tunnel.AnyName}
+	}
+	return c.Zones
+}
+
+// check finds keys without an effect.
+func (c *AgentCatalog) check(d *decoder, at mapping) {
+	for _, key := range []string{"zones", "state"} {
+		if n := at.value(key); n != nil && !c.Enabled {
+			d.errorf(keyOf(at.node, key), "leave it out, or make enabled true", "%s has no effect: the catalog is not read", key)
+		}
+	}
+	for i, zone := range c.Zones {
+		if zone.Suffix.IsReserved() {
+			d.errorf(at.item("zones", i), "leave it out", "zone %q: %s", zone, registry.ReservedName)
+		}
+	}
+}
+
 // Forwards are listeners of this host that lead to one service each.
 type Forwards struct{ All []Forward }
 
@@ -51,8 +83,8 @@ type Forward struct {
 	key, value *yaml.Node
 }
 
-// agentNetwork is the name of the network that an agent's gateways lead into.
-const agentNetwork = "gateways"
+// AgentNetwork is the name of the network that an agent's gateways lead into.
+const AgentNetwork = "gateways"
 
 // agentTransports are how gateways are asked where the file does not say it. The first
 // shares connections; the others are for networks that do not let it through.
@@ -199,10 +231,10 @@ func (a *Agent) addGateways(d *decoder, c *configuration, at mapping) {
 		return
 	}
 	n := at.where("gateway")
-	if c.Network == agentNetwork {
-		d.errorf(d.root.value("network"), "call it otherwise", "network %q is that of the agent's gateways", agentNetwork)
+	if c.Network == AgentNetwork {
+		d.errorf(d.root.value("network"), "call it otherwise", "network %q is that of the agent's gateways", AgentNetwork)
 	}
-	addTo(d, "networks", "a network", mappingNode(n, "name", scalarNode(n, agentNetwork), "gateways", sequenceNode(n, gateways...)), &c.Networks)
+	addTo(d, "networks", "a network", mappingNode(n, "name", scalarNode(n, AgentNetwork), "gateways", sequenceNode(n, gateways...)), &c.Networks)
 }
 
 // transport returns how the gateways are asked by a protocol, as it would be in the file.
@@ -233,7 +265,7 @@ func (a *Agent) addService(d *decoder, c *configuration, at mapping) {
 	}
 	// The gateways are asked for the name that the client asks for: the endpoint says no
 	// more than that it is behind them.
-	endpoint := mappingNode(n, "address", scalarNode(n, agentEndpoint), "network", scalarNode(n, agentNetwork))
+	endpoint := mappingNode(n, "address", scalarNode(n, agentEndpoint), "network", scalarNode(n, AgentNetwork))
 	node := mappingNode(n, "names", names, "endpoints", sequenceNode(n, endpoint))
 	var s service
 	if d.addNode("services", node) {

@@ -292,6 +292,9 @@ func reload(path string, data []byte, current *Config) (*Config, error) {
 	for i := range d.cfg.Peers {
 		d.cfg.Peers[i].State = d.besideIf(d.cfg.Peers[i].State)
 	}
+	if a := d.cfg.Agent; a != nil {
+		a.Catalog.State = d.besideIf(a.Catalog.State)
+	}
 	if err := d.errs.sorted(); err != nil {
 		return nil, err
 	}

@@ -72,7 +72,7 @@ func (im *importer) service(s *Service, peerSite string) (out *registry.Service,
 	}
 	out = &registry.Service{
 		Name: s.Name, Ports: s.Ports, ALPN: s.ALPN, VIP: s.VIP,
-		Exposed: true, ExposedTo: im.ExposedTo, Origin: originPrefix + im.Name,
+		Exposed: true, ExposedTo: im.ExposedTo, Origin: im.origin(),
 	}
 	var outside []string
 	for _, text := range s.Names {
@@ -86,7 +86,7 @@ func (im *importer) service(s *Service, peerSite string) (out *registry.Service,
 		}
 	}
 	if len(outside) > 0 {
-		leftOut = fmt.Sprintf("service %q: %q is outside of the zones of the peer", name, outside[0])
+		leftOut = fmt.Sprintf("service %q: %q is outside of the zones of the %s", name, outside[0], im.whose())
 		if n := len(outside) - 1; n > 0 {
 			leftOut += fmt.Sprintf(", and so are %d others", n)
 		}
@@ -115,12 +115,62 @@ func readable(s string) string {
 	}, strings.ToValidUTF8(s, ""))
 }
 
-// network is what the registry calls the peer.
-func (c *Config) network() string { return NetworkPrefix + c.Name }
+// network is the network that the services of the peer are in.
+func (c *Config) network() string { return cmp.Or(c.Network, NetworkPrefix+c.Name) }
 
-// speaksFor reports whether the peer may offer the names of p.
+// source is what the registry calls the catalog of the peer.
+func (c *Config) source() string {
+	if c.Network != "" {
+		return "catalog of " + c.Name
+	}
+	return c.network()
+}
+
+// origin says where services of the peer come from, for people.
+func (c *Config) origin() string {
+	if c.Network != "" {
+		return catalogPrefix + "the " + c.Name
+	}
+	return originPrefix + c.Name
+}
+
+// whose names the peer, in a sentence that begins with "the".
+func (c *Config) whose() string {
+	if c.Network != "" {
+		return c.Name
+	}
+	return "peer"
+}
+
+// settings is what the catalog depends on beside the peer itself.
+func (c *Config) settings() string {
+	s := fmt.Sprint(c.Name, c.Zones, c.ExposedTo, c.IDs)
+	if c.Network == "" {
+		return s
+	}
+	for i := range c.Gateways { // whose catalog is no longer believed once others are asked
+		s += fmt.Sprint(" ", c.Gateways[i].AddressFrom("", ""))
+	}
+	return s + " " + c.Network
+}
+
+// speaksFor reports whether the peer may offer the names of p. The zone AnyName is that of all
+// names but those of the host and its link (RFC 6761 section 6.3, RFC 6762 section 3), and
+// wildcards below one label, such as *.com.
 func (c *Config) speaksFor(p tunnel.Pattern) bool {
-	return !p.Suffix.IsReserved() && slices.ContainsFunc(c.Zones, func(zone tunnel.Pattern) bool { return covers(zone, p) })
+	if p.Suffix.IsReserved() || c.Network != "" && registry.IsLocalhost(p.Suffix.String()) {
+		return false
+	}
+	return slices.ContainsFunc(c.Zones, func(zone tunnel.Pattern) bool {
+		if zone == tunnel.AnyName {
+			_, several := p.Suffix.Parent()
+			name := p.Suffix.String()
+			if name == "local" || strings.HasSuffix(name, ".local") || p.Wildcard && !several {
+				return false
+			}
+		}
+		return covers(zone, p)
+	})
 }
 
 // join makes out one of the services that several clusters have under one name, if the peer
@@ -265,7 +315,10 @@ func (a *assembly) remove(key string) {
 // snapshot returns what the registry is told of r; the gateways are those that the peer
 // names, if any.
 func (r *received) snapshot(c *Config) registry.Snapshot {
-	s := registry.Snapshot{Networks: []registry.Network{{Name: c.network(), Gateways: r.gateways}}}
+	s := registry.Snapshot{}
+	if c.Network == "" { // else the configuration has it
+		s.Networks = []registry.Network{{Name: c.network(), Gateways: r.gateways}}
+	}
 	for _, key := range slices.Sorted(maps.Keys(r.services)) {
 		s.Services = append(s.Services, r.services[key])
 	}

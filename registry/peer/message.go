@@ -51,6 +51,10 @@ type Message struct {
 	Site     string `json:"site,omitempty"`
 	Instance string `json:"instance,omitempty"`
 
+	// Reads says in a hello that the sender only reads, as an agent does: it need not be a peer of
+	// the receiver, and is asked for nothing.
+	Reads bool `json:"reads,omitempty"`
+
 	// Generation is that of the sender's catalog, for this receiver. In a subscribe it is the
 	// receiver's own, with the Instance that it is of; 0 asks for everything.
 	Generation uint64 `json:"generation,omitempty"`

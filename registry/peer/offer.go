@@ -124,13 +124,17 @@ func (c *catalog) keyOf(s *registry.Service) string {
 	return key
 }
 
-// isPeers reports whether s was offered by a peer.
+// isPeers reports whether s comes from a catalog.
 func isPeers(s *registry.Service) bool {
-	return len(s.Endpoints) > 0 && strings.HasPrefix(s.Endpoints[0].Network, NetworkPrefix) || strings.HasPrefix(s.Origin, originPrefix)
+	return len(s.Endpoints) > 0 && strings.HasPrefix(s.Endpoints[0].Network, NetworkPrefix) || strings.HasPrefix(s.Origin, catalogPrefix)
 }
 
-// originPrefix begins the Origin of services that peers offer.
-const originPrefix = "the catalog of peer "
+// originPrefix begins the Origin of services that peers offer, and catalogPrefix that of all
+// services of catalogs.
+const (
+	catalogPrefix = "the catalog of "
+	originPrefix  = catalogPrefix + "peer "
+)
 
 // ownPort returns a port of the gateway that leads to s alone; 0 for none.
 func ownPort(t *registry.Table, s *registry.Service) uint16 {

@@ -23,6 +23,9 @@ type peer struct {
 	owner   *Peers
 	changed chan struct{} // has room for one: what Run sends is different
 
+	// subscriber says that it is no peer, and reads what we offer.
+	subscriber bool
+
 	lastGiven *given // of follow alone
 
 	mu       sync.Mutex // guards what follows
@@ -35,9 +38,13 @@ type peer struct {
 	contact  time.Time  // when something has come last
 	offers   map[string]*catalog
 	closed   bool
+	absent   bool   // its gateways have said that there is no catalog for us: got is empty
 	bytes    uint64 // sent
 	problem  string // of the bundle
 }
+
+// oneWay reports whether the catalog of one side alone is sent, and nothing but that.
+func (p *peer) oneWay() bool { return p.subscriber || p.Network != "" }
 
 // is reports whether a caller is a gateway of the peer.
 func (p *peer) is(caller *tunnel.Peer) bool {
@@ -70,12 +77,18 @@ func (p *peer) newSession(gateway tunnel.Peer, from netip.Addr, dialed bool, by 
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	key := gateway.ID + " " + s.from.String()
+	key, most := gateway.ID+" "+s.from.String(), maxSessions
+	if p.subscriber {
+		s.network, _ = p.owner.Table().Network(s.from)
+		key, most = viewOf(&gateway, s.network), MaxSubscriptions
+	}
 	switch s.offers = p.offers[key]; {
 	case p.closed:
 		return nil, tunnel.Refusef(tunnel.Denied, "peer: %q is no longer configured", p.Name)
-	case len(p.sessions) >= maxSessions:
-		return nil, tunnel.Refusef(tunnel.Overload, "peer: %q has %d streams, limit %d", p.Name, len(p.sessions), maxSessions)
+	case len(p.sessions) >= most:
+		return nil, tunnel.Refusef(tunnel.Overload, "peer: %q has %d streams, limit %d", p.Name, len(p.sessions), most)
+	case s.offers == nil && p.subscriber && len(p.offers) >= maxViews:
+		return nil, tunnel.Refusef(tunnel.Overload, "peer: %q comes with %d different credentials and from as many networks, limit %d", p.Name, len(p.offers), maxViews)
 	case s.offers == nil:
 		for k := range p.offers { // those of addresses that nobody comes from any more
 			if len(p.offers) < maxSessions {
@@ -137,6 +150,9 @@ func (p *peer) forget(s *session) {
 	if p.active == s {
 		p.active = nil
 	}
+	if p.subscriber && !slices.ContainsFunc(p.sessions, func(o *session) bool { return o.offers == s.offers }) {
+		maps.DeleteFunc(p.offers, func(_ string, c *catalog) bool { return c == s.offers })
+	}
 	p.mu.Unlock()
 	p.activate()
 	p.note()
@@ -144,6 +160,9 @@ func (p *peer) forget(s *session) {
 
 // activate has one session bring the catalog, if none does.
 func (p *peer) activate() {
+	if p.subscriber {
+		return // it offers nothing
+	}
 	p.mu.Lock()
 	var next *session
 	if p.active == nil {
@@ -205,7 +224,10 @@ func (p *peer) moved(s *session) {
 }
 
 func (p *peer) importer() *importer {
-	im := &importer{Config: p.Config, site: p.owner.Site}
+	im := &importer{Config: p.Config}
+	if !p.oneWay() { // else a service of our own site is not ours
+		im.site = p.owner.Site
+	}
 	if p.owner.Table != nil {
 		im.mesh = p.owner.Table().Mesh()
 	}
@@ -222,7 +244,7 @@ func (p *peer) deliver(s *session, r *received) {
 	}
 	im.use(r, s.gateways)
 	before := p.got
-	p.got, p.err = r, nil
+	p.got, p.err, p.absent = r, nil, false
 	if !p.fresh {
 		p.fresh, p.since = true, time.Now()
 	}
@@ -270,7 +292,7 @@ func (p *peer) confirmed(s *session, generation uint64) error {
 // bundle takes the bundle of the peer's trust domain.
 func (p *peer) bundle(s *session, doc json.RawMessage) {
 	take := p.owner.TakeBundle
-	if take == nil {
+	if take == nil || p.oneWay() {
 		return
 	}
 	problem := ""

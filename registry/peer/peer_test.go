@@ -211,7 +211,7 @@ func (l *link) Dial(ctx context.Context, ep *tunnel.Endpoint, _ *tunnel.Request)
 	})
 	select {
 	case err := <-refused:
-		return nil, err
+		return nil, tunnel.HopRefusedf(tunnel.ReasonOf(err), "%w", err)
 	case <-accepted:
 		return a, nil
 	}

@@ -30,6 +30,12 @@ type Config struct {
 
 	ExposedTo []string // the networks whose clients may ask for what it offers; empty means all
 
+	// Network is of a peer whose catalog is only read, as an agent reads that of its gateways:
+	// the network of the configuration that its services are in. It is offered nothing, has no
+	// IDs, and says nothing about trust and gateways. "" is a peer with which catalogs are
+	// exchanged, and its services are in a network of its own.
+	Network string
+
 	// Access is how gateways are asked that the peer names, and Check how they are checked.
 	Access registry.Hop
 	Check  registry.Check
@@ -60,13 +66,19 @@ type Peers struct {
 	TakeBundle      func(c *Config, doc []byte, verifiedBy uint64) error
 	TrustGeneration func(c *Config) uint64
 
-	// Refuse refuses a request, where that is to be noted; nil means its own Refuse.
-	Refuse func(req *tunnel.Request, err error)
+	// Router admits and refuses requests, with an Outcome for each. Nil, and requests do it
+	// themselves.
+	Router *tunnel.Router
+
+	// Settled reports whether the Table has all that the sources know. Before, subscribers are
+	// told to come back. Nil means that it always has.
+	Settled func() bool
 
 	Log *slog.Logger // nil discards
 
 	mu       sync.Mutex // guards what follows
 	peers    []*peer    // in the order of their configuration
+	others   subscribers
 	changed  chan struct{}
 	draining bool
 }
@@ -84,6 +96,9 @@ func Check(all []Config) error {
 				return fmt.Errorf("two peers are called %q", a.Name)
 			}
 			for _, zone := range a.Zones {
+				if a.Network != "" || b.Network != "" {
+					break // what is only read goes behind what is configured
+				}
 				for _, other := range b.Zones {
 					if Overlap(zone, other) {
 						return fmt.Errorf("peer %q may offer %q, and peer %q %q: a name has one peer", a.Name, zone, b.Name, other)
@@ -168,13 +183,17 @@ func (p *Peers) gateways() []Gateway {
 }
 
 // Moved has all peers told of Gateways that are others than before.
-func (p *Peers) Moved() {
-	all, _ := p.current()
-	for _, one := range all {
-		for _, s := range one.open() {
-			s.poke()
-		}
+func (p *Peers) Moved() { p.TableChanged() }
+
+// open returns all streams that stand.
+func (p *Peers) open() (all []*session) {
+	p.mu.Lock()
+	of := p.others.with(p.peers)
+	p.mu.Unlock()
+	for _, one := range of {
+		all = append(all, one.open()...)
 	}
+	return all
 }
 
 // IsPeer reports whether a caller is a gateway of a peer.
@@ -190,28 +209,22 @@ func (p *Peers) ownBundle() ([]byte, uint64) {
 	return p.Bundle()
 }
 
-// TableChanged says that there may be another table: peers are told of changes. It does not
-// block.
+// TableChanged says that there may be another table: peers and subscribers are told of
+// changes. It does not block.
 func (p *Peers) TableChanged() {
-	all, _ := p.current()
-	for _, one := range all {
-		for _, s := range one.open() {
-			s.poke()
-		}
+	for _, s := range p.open() {
+		s.poke()
 	}
 }
 
-// Drain tells all peers that this gateway is about to stop, and ends their streams. Peers
-// open no more of them.
+// Drain tells all peers and subscribers that this gateway is about to stop, and ends their
+// streams. They open no more of them.
 func (p *Peers) Drain() {
 	p.mu.Lock()
 	p.draining = true
-	all := p.peers
 	p.mu.Unlock()
-	for _, one := range all {
-		for _, s := range one.open() {
-			s.drain()
-		}
+	for _, s := range p.open() {
+		s.drain()
 	}
 }
 
@@ -223,7 +236,7 @@ func (p *Peers) refresh(s *session) {
 	}
 	s.offers.refreshing.Lock()
 	defer s.offers.refreshing.Unlock()
-	if s.offers.table == t && s.offers.from == s.from {
+	if s.offers.table == t && (s.offers.from == s.from || s.peer.subscriber) { // whose addresses are of one network
 		return
 	}
 	leftOut := 0
@@ -273,7 +286,7 @@ func (p *Peers) Run(ctx context.Context, updates chan<- registry.Update) error {
 			stop()
 			delete(running, one)
 			delete(silent, one)
-			if name := one.network(); known[name] && !slices.ContainsFunc(all, func(o *peer) bool { return o.Name == one.Name }) {
+			if name := one.source(); known[name] && !slices.ContainsFunc(all, func(o *peer) bool { return o.Name == one.Name }) {
 				delete(known, name)
 				if err := send(registry.Update{Source: name}); err != nil {
 					return err
@@ -338,8 +351,8 @@ func (p *peer) follow(ctx context.Context, words chan<- word) {
 			p.owner.log().Error("cannot make the folder of a peer; its catalog is not kept over a restart", "peer", p.Name, "error", err.Error())
 		}
 		src = &snapshot.Source{
-			Source: p, Path: filepath.Join(p.State, "catalog"), Settings: fmt.Sprint(p.Name, p.Zones, p.ExposedTo, p.IDs),
-			Names: func() []string { return []string{p.network()} }, Log: p.owner.log(),
+			Source: p, Path: filepath.Join(p.State, "catalog"), Settings: p.settings(),
+			Names: func() []string { return []string{p.source()} }, Log: p.owner.log(),
 		}
 	}
 	updates := make(chan registry.Update)
@@ -362,7 +375,7 @@ func (p *peer) follow(ctx context.Context, words chan<- word) {
 			if ctx.Err() != nil {
 				return
 			}
-			u = registry.Update{Source: p.network(), Err: fmt.Errorf("peer %q: %w", p.Name, err)}
+			u = registry.Update{Source: p.source(), Err: fmt.Errorf("peer %q: %w", p.Name, err)}
 			done = nil
 		}
 		if u.Err == nil {
@@ -417,7 +430,8 @@ func (p *peer) withGateways(s registry.Snapshot) registry.Snapshot {
 // A given is what withGateways has returned.
 type given struct{ in, out registry.Snapshot }
 
-// ServeTunnel implements tunnel.Handler: it serves the catalog to the gateway of a peer.
+// ServeTunnel implements tunnel.Handler: it serves the catalog to the gateway of a peer, and to
+// other callers that policies with the verb catalog let see services.
 func (p *Peers) ServeTunnel(ctx context.Context, req *tunnel.Request) {
 	all, _ := p.current()
 	at := slices.IndexFunc(all, func(o *peer) bool { return o.is(&req.Peer) })
@@ -429,7 +443,7 @@ func (p *Peers) ServeTunnel(ctx context.Context, req *tunnel.Request) {
 		p.refuse(req, tunnel.Refusef(tunnel.Overload, "peer: this gateway is about to stop"))
 		return
 	case at < 0:
-		p.refuse(req, tunnel.Refusef(tunnel.Denied, "peer: %q is not the id of a peer's gateway", tunnel.Clip(req.Peer.ID)))
+		p.serveSubscriber(ctx, req)
 		return
 	}
 	one := all[at]
@@ -453,8 +467,8 @@ func (p *Peers) ServeTunnel(ctx context.Context, req *tunnel.Request) {
 }
 
 func (p *Peers) refuse(req *tunnel.Request, err error) {
-	if p.Refuse != nil {
-		p.Refuse(req, err)
+	if p.Router != nil {
+		p.Router.Refuse(req, err)
 		return
 	}
 	req.Refuse(err)

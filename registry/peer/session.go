@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"reflect"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"culvert.dev/internal/background"
@@ -33,6 +34,7 @@ type session struct {
 	by      string      // for people: the gateway and the transport, or the address
 	trusted uint64      // the generation of the trust by which the other end was verified
 	offers  *catalog
+	network string        // of a subscriber: the one that from is in
 	silence *time.Timer   // closes conn
 	wake    chan struct{} // of the writer; has room for one
 
@@ -42,6 +44,8 @@ type session struct {
 	instance string
 	gateways []Gateway // of the other side, as it names them
 	building *assembly
+
+	in, out, last atomic.Int64 // bytes, and when a line has come last
 
 	named []Gateway // ours, as the other side knows them; of the writer alone
 
@@ -156,6 +160,8 @@ func (s *session) read() (err error) {
 		}
 		buf = line
 		s.silence.Reset(HeartbeatTimeout)
+		s.in.Add(int64(len(line)) + 1)
+		s.last.Store(time.Now().UnixNano())
 		m, err := ParseMessage(line)
 		if err != nil {
 			return err
@@ -181,19 +187,27 @@ func (s *session) receive(m *Message, size int) error {
 	switch m.Kind {
 	case KindHello:
 		s.hello, s.site, s.instance = true, m.Site, m.Instance
-		if own := s.peer.owner.Site; own != "" && m.Site == own {
+		if own := s.peer.owner.Site; own != "" && m.Site == own && !s.peer.oneWay() {
 			return fmt.Errorf("the peer calls itself %q, as this site does", clip(m.Site))
+		}
+		if s.peer.subscriber && !m.Reads {
+			return fmt.Errorf("%q is not the id of a peer's gateway", s.peer.Name)
 		}
 		if m.Instance == "" {
 			return errors.New("a hello has no instance")
 		}
-		s.gateways = m.Gateways
+		if !s.peer.oneWay() {
+			s.gateways = m.Gateways
+		}
 		s.mu.Lock()
 		s.ready = true
 		s.mu.Unlock()
 		s.poke()
 		s.peer.activate()
 	case KindSubscribe, KindUnsubscribe:
+		if s.peer.Network != "" {
+			return errors.New("the peer asks for a catalog, and there is none here")
+		}
 		s.mu.Lock()
 		s.subscribed, s.sent, s.confirm = m.Kind == KindSubscribe, 0, true
 		if m.Instance == s.offers.instance {
@@ -202,9 +216,12 @@ func (s *session) receive(m *Message, size int) error {
 		s.mu.Unlock()
 		s.poke()
 	case KindSnapshot, KindChange:
+		if s.peer.subscriber {
+			return errors.New("the caller is no peer, and may offer nothing")
+		}
 		return s.collect(m, size)
 	case KindHeartbeat:
-		if m.Moved {
+		if m.Moved && !s.peer.oneWay() {
 			s.gateways = m.Gateways
 			s.peer.moved(s)
 		}
@@ -249,8 +266,15 @@ func (s *session) collect(m *Message, size int) (err error) {
 func (s *session) write(ctx context.Context) error {
 	tick := time.NewTicker(HeartbeatInterval)
 	defer tick.Stop()
-	s.named = s.peer.owner.gateways()
-	if err := s.send(&Message{Kind: KindHello, Site: s.peer.owner.Site, Instance: s.offers.instance, Gateways: s.named}); err != nil {
+	hello := &Message{Kind: KindHello, Site: s.peer.owner.Site, Instance: s.offers.instance}
+	if !s.peer.oneWay() {
+		s.named = s.peer.owner.gateways()
+		hello.Gateways = s.named
+	}
+	if s.peer.Network != "" {
+		hello.Site, hello.Reads = "", true
+	}
+	if err := s.send(hello); err != nil {
 		return err
 	}
 	beat := false
@@ -287,15 +311,8 @@ func (s *session) sendDue(beat bool) error {
 		_ = s.send(&Message{Kind: KindDrain})
 		return errDrained
 	}
-	if raw, generation := s.peer.owner.ownBundle(); generation > s.told && len(raw) > 0 {
-		s.told = generation
-		if err := s.send(&Message{Kind: KindBundle, Bundle: raw}); err != nil {
-			return err
-		}
-	}
-	if now := s.peer.owner.gateways(); !reflect.DeepEqual(now, s.named) {
-		s.named = now
-		if err := s.send(&Message{Kind: KindHeartbeat, Gateways: now, Moved: true}); err != nil {
+	if !s.peer.oneWay() {
+		if err := s.sendOwn(); err != nil {
 			return err
 		}
 	}
@@ -331,11 +348,30 @@ func (s *session) sendDue(beat bool) error {
 	return nil
 }
 
+// sendOwn sends our bundle and our gateways, where they are others than before.
+func (s *session) sendOwn() error {
+	if raw, generation := s.peer.owner.ownBundle(); generation > s.told && len(raw) > 0 {
+		s.told = generation
+		if err := s.send(&Message{Kind: KindBundle, Bundle: raw}); err != nil {
+			return err
+		}
+	}
+	if now := s.peer.owner.gateways(); !reflect.DeepEqual(now, s.named) {
+		s.named = now
+		return s.send(&Message{Kind: KindHeartbeat, Gateways: now, Moved: true})
+	}
+	return nil
+}
+
 // lineSize is how many bytes of services a line has, about.
 const lineSize = MaxLine / 2
 
 // sendCatalog sends what has changed after a generation, and returns the one of now.
 func (s *session) sendCatalog(sent uint64) (uint64, error) {
+	if s.peer.subscriber && !s.isAtHome() {
+		_ = s.send(&Message{Kind: KindDrain})
+		return 0, errDrained
+	}
 	s.peer.owner.refresh(s)
 	var services []json.RawMessage
 	var removed []string
@@ -397,5 +433,6 @@ func (s *session) send(m any) error {
 	defer late.Stop()
 	n, err := s.conn.Write(append(line, '\n'))
 	s.peer.sentBytes(n)
+	s.out.Add(int64(n))
 	return err
 }

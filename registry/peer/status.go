@@ -29,14 +29,28 @@ type Status struct {
 // maxListed is how many services that were left out are listed.
 const maxListed = 10
 
-// Status says how each peer is.
+// Status says how each peer is with which catalogs are exchanged.
 func (p *Peers) Status() []Status {
 	all, _ := p.current()
-	out := make([]Status, len(all))
-	for i, one := range all {
-		out[i] = one.status()
+	out := make([]Status, 0, len(all))
+	for _, one := range all {
+		if one.Network == "" {
+			out = append(out, one.status())
+		}
 	}
 	return out
+}
+
+// Catalog says how the catalog is that is only read; nil where there is none.
+func (p *Peers) Catalog() *Status {
+	all, _ := p.current()
+	for _, one := range all {
+		if one.Network != "" {
+			s := one.status()
+			return &s
+		}
+	}
+	return nil
 }
 
 func (p *peer) status() Status {

@@ -45,7 +45,8 @@ SOCKS5 at one port of loopback, or at a port or Unix socket that leads to one
 service. The agent asks a gateway, by TLS and with the agent's own credentials,
 and passes the bytes on as they are. A name that the gateway does not have, or
 does not let the agent reach, is refused with the reason of the gateway. The
-agent never dials a service directly.
+agent never dials a service directly. It learns from the gateways which services
+it may see, for the PAC file of browsers and for culvert registry ls.
 
 After culvert join, no flag is needed: the gateway and the identity are those that
 the device has from there, and its certificate is renewed.
@@ -165,6 +166,7 @@ func (a *agentFlags) load() (*file.Config, error) {
 	if m := a.joined; m != nil {
 		identity = joinedIdentity(m, a.state)
 		agent["key"], agent["trust"], agent["peers"] = joinedKey, m.TrustDomain, []string{m.GatewayID}
+		agent["catalog"] = map[string]any{"state": a.state}
 		if m.Transport == "connect" {
 			agent["transports"] = []string{"connect", "connect-h2", "connect-h3", "websocket"}
 		}

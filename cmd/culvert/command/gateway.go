@@ -119,6 +119,10 @@ func runGateway(ctx context.Context, now <-chan struct{}, stderr io.Writer, o *g
 	if err != nil {
 		return err
 	}
+	catalogs := &laterSource{}
+	if followed == nil && c.Agent != nil { // else the file brings it, behind Kubernetes
+		sources = append(sources, catalogs)
+	}
 	current := &kubeSources{}
 	current.use(c, k8s)
 	cfg.Sources, cfg.SourcesListen = sources, c.Listens()
@@ -151,6 +155,7 @@ func runGateway(ctx context.Context, now <-chan struct{}, stderr io.Writer, o *g
 	if err != nil {
 		return stateError(listenError(dnsError(err)))
 	}
+	catalogs.Source = g.Peers()
 	if followed != nil {
 		r := &reloader{o: o, log: log, output: output, kube: current, ids: ids, own: own}
 		r.follow(ctx, g, followed, c, cfg)

@@ -30,10 +30,22 @@ func peersOf(c *file.Config) ([]peer.Config, error) {
 		}
 		all = append(all, one)
 	}
+	if c.Agent != nil && c.Agent.Catalog.Enabled {
+		all = append(all, agentCatalog(c))
+	}
 	if err := peer.Check(all); err != nil {
 		return nil, usageError("see peers in the configuration reference", "%w", err)
 	}
 	return all, nil
+}
+
+// agentCatalog is the catalog of the gateways of c's agent.
+func agentCatalog(c *file.Config) peer.Config {
+	one := peer.Config{Name: file.AgentNetwork, Network: file.AgentNetwork, Zones: c.Agent.Catalog.AcceptedZones(), State: c.Agent.Catalog.State}
+	if at := slices.IndexFunc(c.Networks, func(n registry.Network) bool { return n.Name == file.AgentNetwork }); at >= 0 {
+		one.Gateways = c.Networks[at].Gateways
+	}
+	return one
 }
 
 // siteOf is what c says of this site; nil for nothing.

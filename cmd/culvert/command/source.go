@@ -172,6 +172,9 @@ func (o *sourceOptions) sources(c *file.Config, log *slog.Logger) ([]registry.So
 	return []registry.Source{registry.Static{Name: "flags", Snapshot: c.Snapshot()}}, nil
 }
 
+// A laterSource is a source that is there before anything runs, and after the Config that has it.
+type laterSource struct{ registry.Source }
+
 // gatewayConfig makes what gateway.New takes.
 func gatewayConfig(c *file.Config) (gateway.Config, error) {
 	cfg := gateway.Config{Site: c.Cluster, Mesh: c.Mesh, Lookup: new(dns.Resolver).Lookup, Version: version}

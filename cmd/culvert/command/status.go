@@ -17,6 +17,7 @@ import (
 	"culvert.dev/identity/jwt"
 	"culvert.dev/internal/gateway"
 	"culvert.dev/registry"
+	"culvert.dev/registry/peer"
 )
 
 type statusOptions struct {
@@ -200,6 +201,9 @@ func printStatus(w io.Writer, s *runningStatus, all []gateway.StatusHealth) erro
 			line("admin", "%s: %s", cmp.Or(a.Address, a.Configured), a.Problem)
 		}
 	}
+	if s.Catalog != nil {
+		line("catalog", "%s", describeCatalog(s.Catalog))
+	}
 	for _, t := range s.Transports {
 		if !t.Up {
 			line("transport", "%s to gateway %s is down since %s: %s", t.Carrier, t.Gateway, t.Since.UTC().Format(time.RFC3339), t.Error)
@@ -249,6 +253,20 @@ func printStatus(w io.Writer, s *runningStatus, all []gateway.StatusHealth) erro
 		return err
 	}
 	return writeTable(w, rows, 0)
+}
+
+// describeCatalog says what an agent has of the catalog of its gateways.
+func describeCatalog(c *peer.Status) string {
+	text := plural(c.Services, "service")
+	if c.Connected {
+		text += ", by " + c.Gateway
+	} else {
+		text += fmt.Sprintf(", not connected for %s: %s", humanSeconds(time.Since(c.Since).Seconds()), c.Problem)
+	}
+	if n := len(c.LeftOut) + c.MoreLeft; n > 0 {
+		text += fmt.Sprintf("; left out: %d, such as %s", n, c.LeftOut[0])
+	}
+	return text
 }
 
 // describeIssuer says how the keys of an issuer of tokens are.
