@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -195,6 +196,45 @@ func TestRelayResetHeardByWriterOnly(t *testing.T) {
 		}
 		if e := <-end; e.Reason != tunnel.Reset || !strings.Contains(e.Err.Error(), "reset") || in.endings() != "abort" {
 			t.Errorf("ended with %+v, the client's stream saw %q; want a reset and no end of stream", e, in.endings())
+		}
+	})
+}
+
+// A layered stream knows that it is broken, and what it stands on does not.
+type layered struct {
+	*memStream
+	broken atomic.Bool
+}
+
+func (l *layered) NetConn() net.Conn { return l.memStream }
+
+func (l *layered) Broken() error {
+	if l.broken.Load() {
+		return syscall.ECONNRESET
+	}
+	return nil
+}
+
+// TestRelayBrokenBehindWrite: a tunnel ends whose client is gone while its bytes wait for a
+// service that does not read.
+func TestRelayBrokenBehindWrite(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := &tunnel.Relay{}
+		defer r.Close()
+		client, in := memPair(true)
+		_, out := memPair(true)
+		from, end := &layered{memStream: in}, make(chan tunnel.End, 1)
+		r.Carry(tunnel.Tunnel{Client: from, Server: out, Ended: func(e tunnel.End) { end <- e }})
+		_, _ = io.WriteString(client, "x")
+		time.Sleep(time.Minute)
+		select {
+		case e := <-end:
+			t.Fatalf("ended with %+v while the client was there", e)
+		default:
+		}
+		from.broken.Store(true)
+		if e := <-end; e.Reason != tunnel.Reset {
+			t.Errorf("ended with %+v, want a reset", e)
 		}
 	})
 }

@@ -82,6 +82,7 @@ type Stream struct {
 	closed        atomic.Bool                  // by Close or Abort
 	peer          atomic.Pointer[error]        // why nothing can be written any more
 	closeReceived atomic.Bool                  // the peer's close frame has come
+	unsent        atomic.Pointer[error]        // why the connection has taken no more
 	pingTimedOut  atomic.Bool                  // the peer left too many pings without an answer
 	panicked      atomic.Pointer[tunnel.Panic] // of a goroutine of the stream's own
 
@@ -93,6 +94,7 @@ var (
 	_ tunnel.Stream        = (*Stream)(nil)
 	_ tunnel.Aborter       = (*Stream)(nil)
 	_ tunnel.ReasonAborter = (*Stream)(nil)
+	_ tunnel.AbortDetector = (*Stream)(nil)
 	_ tunnel.Waiter        = (*Stream)(nil)
 )
 

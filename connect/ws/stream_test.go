@@ -62,6 +62,34 @@ func TestPingsThatWaited(t *testing.T) {
 	})
 }
 
+// TestBrokenByAPing: where a ping was the first to hear of a reset, whoever does not read
+// hears of it all the same.
+func TestBrokenByAPing(t *testing.T) {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	peer, err := net.Dial("tcp", ln.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn, err := ln.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := NewStream(conn, Server, Subprotocol, Options{Ping: 5 * time.Millisecond})
+	defer s.Abort()
+	if err := s.Broken(); err != nil {
+		t.Errorf("a stream that stands is broken: %v", err)
+	}
+	_ = testnet.Abort(peer)
+	testnet.Eventually(t, patience, func() bool { return s.Broken() != nil }, "a ping has failed")
+	if err := s.Broken(); !errors.Is(err, syscall.ECONNRESET) && !errors.Is(err, syscall.EPIPE) {
+		t.Errorf("broken by %v, want the reset", err)
+	}
+}
+
 func TestStream(t *testing.T) {
 	for name, row := range map[string]struct {
 		subprotocol string

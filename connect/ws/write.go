@@ -3,9 +3,11 @@ package ws
 import (
 	"bytes"
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"io"
 	"net"
+	"os"
 	"sync"
 	"time"
 
@@ -78,7 +80,7 @@ func (s *Stream) send(opcode byte, payload []byte) (begun bool, err error) {
 	if key != nil {
 		mask(b[at:], *key, 0)
 	}
-	n, err := s.rwc.Write(b)
+	n, err := s.put(b)
 	if n > 0 && n < len(b) {
 		s.owed = bytes.Clone(b[n:])
 	}
@@ -93,11 +95,29 @@ func (s *Stream) flushOwed() error {
 	if len(s.owed) == 0 {
 		return nil
 	}
-	n, err := s.rwc.Write(s.owed)
+	n, err := s.put(s.owed)
 	if s.owed = s.owed[n:]; len(s.owed) == 0 {
 		s.owed = nil
 	}
 	return err
+}
+
+// put writes b to the connection, and keeps why that takes no more.
+func (s *Stream) put(b []byte) (int, error) {
+	n, err := s.rwc.Write(b)
+	if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
+		s.unsent.CompareAndSwap(nil, &err)
+	}
+	return n, err
+}
+
+// Broken implements tunnel.AbortDetector. A ping or pong may be the first to hear that the
+// connection was reset, and the socket tells that once.
+func (s *Stream) Broken() error {
+	if err := s.unsent.Load(); err != nil && !s.closed.Load() && s.peer.Load() == nil {
+		return *err
+	}
+	return nil
 }
 
 // answer has the pongs sent that are owed, and a close frame if code is not 0. It

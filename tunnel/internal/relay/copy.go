@@ -352,9 +352,11 @@ func abortedBehindWrite(c net.Conn) error {
 	if err := poll.PendingError(BaseConn(c)); err != nil {
 		return err
 	}
-	if b, ok := BaseConn(c).(abortDetector); ok {
-		if err := b.Broken(); !routine(err) {
-			return err
+	for _, over := range []net.Conn{c, BaseConn(c)} {
+		if b, ok := over.(abortDetector); ok {
+			if err := b.Broken(); !routine(err) {
+				return err
+			}
 		}
 	}
 	return nil
