@@ -72,7 +72,7 @@ func (p *peer) close() {
 // newSession returns a session with a gateway of the peer, whose conn is not set.
 func (p *peer) newSession(gateway tunnel.Peer, from netip.Addr, dialed bool, by string) (*session, error) {
 	s := &session{peer: p, gateway: gateway, from: from.Unmap(), dialed: dialed, by: by, wake: make(chan struct{}, 1)}
-	if p.owner.TrustGeneration != nil {
+	if p.owner.TrustGeneration != nil && !p.oneWay() {
 		s.trusted = p.owner.TrustGeneration(p.Config)
 	}
 	p.mu.Lock()
