@@ -13,7 +13,7 @@
 // Connections that stand are left alone. Sockets with the mark, connections to this host, and
 // Rules.Except are not captured. Only TCP is. The user and the cgroup of a program are those of the
 // socket: the kernel has them from when the program made it, so that a program with setuid has the
-// user that it became. Raw sockets are not captured.
+// user that it became. Packets of packet sockets (AF_PACKET) pass no rules.
 //
 // It works on Linux. Elsewhere Install fails and says so.
 package capture

@@ -12,6 +12,12 @@ import (
 	"culvert.dev/internal/capture/route"
 )
 
+// Errors that callers tell apart.
+var (
+	ErrNotPermitted = nft.ErrNotPermitted // the process lacks CAP_NET_ADMIN
+	ErrOwned        = nft.ErrOwned        // another process has the table
+)
+
 // A Capture is the installed Rules.
 type Capture struct {
 	mu      sync.Mutex // guards what follows

@@ -7,8 +7,17 @@ import (
 	"net/netip"
 )
 
+// Errors of other systems, which do not come here.
+var (
+	ErrNotPermitted = errors.New("the process may not capture")
+	ErrOwned        = errors.New("another process captures")
+)
+
 // ErrUnsupported is the error of Install where this system cannot capture.
 var ErrUnsupported = errors.New("capture needs Linux; use the proxy settings of the program, or a forward")
+
+// Show fails.
+func Show() ([]Status, error) { return nil, ErrUnsupported }
 
 // A Capture is one that can't be.
 type Capture struct{}

@@ -41,9 +41,15 @@ type Rules struct {
 	Port uint16
 
 	// TransparentPort is that of the listeners of tunnel.ListenTransparent at 127.0.0.1 and
-	// ::1, to which connections go that this host routes for others, by VIPs and CIDRs.
-	// 0 means that those are not captured.
+	// ::1, to which connections go that this host routes for others, by VIPs and CIDRs. 0 means
+	// that those are not captured, but for Interfaces.
 	TransparentPort uint16
+
+	// Interfaces are those by which such connections come; without any, every one. With
+	// TransparentPort 0, connections that come by them are redirected to Port, at the address
+	// that this host has at the interface: 127.0.0.1 is not reached from there
+	// (route_localnet).
+	Interfaces []string
 
 	// TransparentMark is that of packets for TransparentPort, and RoutingTable is where rules
 	// of routing look such packets up. 0 means a number that belongs to Name.

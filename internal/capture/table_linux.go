@@ -15,9 +15,14 @@ import (
 
 // Priorities of hooks: before NAT and routing of others.
 const (
-	priorityOutput     = -101 // just before dstnat
+	priorityNAT        = -101 // just before dstnat
 	priorityPreRouting = -151 // just before mangle
 	priorityFilter     = 0
+)
+
+const (
+	chainOutput = "output" // for connections of this host
+	dnsPort     = 53
 )
 
 // Numbers of packets for Rules.TransparentPort.
@@ -101,7 +106,7 @@ func table(r *Rules, cgroups []cgroup, vips4, vips6 []netip.Addr) *nft.Table {
 			break
 		}
 		for _, proto := range []nft.Rule{udp, tcp} {
-			output = append(output, nft.All(p, proto, nft.ToPort(53), nft.Redirect(r.DNSPort)))
+			output = append(output, nft.All(p, proto, nft.ToPort(dnsPort), nft.Redirect(r.DNSPort)))
 		}
 		datagrams = append(datagrams, nft.All(p, udp, nft.RejectUnreachable()))
 	}
@@ -111,24 +116,52 @@ func table(r *Rules, cgroups []cgroup, vips4, vips6 []netip.Addr) *nft.Table {
 			output = append(output, nft.All(d, p, opening, nft.Redirect(r.Port)))
 		}
 	}
-	t.Chains = append(t.Chains, nft.Chain{Name: "output", Type: nft.NAT, Hook: nft.Output, Priority: priorityOutput, Rules: output})
+	t.Chains = append(t.Chains, nft.Chain{Name: chainOutput, Type: nft.NAT, Hook: nft.Output, Priority: priorityNAT, Rules: output})
+	t.Chains = append(t.Chains, routedChains(r, sets, slices.Concat(spared, []nft.Rule{local}))...)
+	if r.DNSPort != 0 {
+		t.Chains = append(t.Chains, nft.Chain{Name: "datagrams", Type: nft.Filter, Hook: nft.Output, Priority: priorityFilter, Rules: datagrams})
+	}
+	return t
+}
+
+// routedChains returns the chains for what this host routes for others, to addresses of sets. Rules
+// that spare packets come first.
+func routedChains(r *Rules, sets []*nft.Set, spared []nft.Rule) []nft.Chain {
+	from := []nft.Rule{nil}
+	if len(r.Interfaces) > 0 {
+		from = nil
+		for _, name := range r.Interfaces {
+			from = append(from, nft.InInterface(name))
+		}
+	}
+	tcp := nft.L4(syscall.IPPROTO_TCP)
+	opening := nft.All(tcp, nft.Opening())
 	if r.TransparentPort != 0 {
-		routed := []nft.Rule{nft.All(tcp, nft.OfTransparentSocket(), nft.SetMark(r.TransparentMark), nft.Accept())}
-		routed = append(routed, spared...)
-		routed = append(routed, local)
+		routed := append([]nft.Rule{nft.All(tcp, nft.OfTransparentSocket(), nft.SetMark(r.TransparentMark), nft.Accept())}, spared...)
 		for _, s := range sets {
 			to := netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), r.TransparentPort)
 			if s.Key == nft.IPv6Addr {
 				to = netip.AddrPortFrom(netip.IPv6Loopback(), r.TransparentPort)
 			}
-			routed = append(routed, nft.All(nft.InSet(s), opening, nft.TProxy(to, r.TransparentMark)))
+			for _, f := range from {
+				routed = append(routed, nft.All(f, nft.InSet(s), opening, nft.TProxy(to, r.TransparentMark)))
+			}
 		}
-		t.Chains = append(t.Chains, nft.Chain{Name: "prerouting", Type: nft.Filter, Hook: nft.PreRouting, Priority: priorityPreRouting, Rules: routed})
+		return []nft.Chain{{Name: "prerouting", Type: nft.Filter, Hook: nft.PreRouting, Priority: priorityPreRouting, Rules: routed}}
 	}
-	if r.DNSPort != 0 {
-		t.Chains = append(t.Chains, nft.Chain{Name: "datagrams", Type: nft.Filter, Hook: nft.Output, Priority: priorityFilter, Rules: datagrams})
+	if len(r.Interfaces) == 0 {
+		return nil
 	}
-	return t
+	routed := slices.Clone(spared)
+	for _, f := range from {
+		for _, s := range sets {
+			routed = append(routed, nft.All(f, nft.InSet(s), opening, nft.Redirect(r.Port)))
+		}
+		if r.All {
+			routed = append(routed, nft.All(f, opening, nft.Redirect(r.Port)))
+		}
+	}
+	return []nft.Chain{{Name: "prerouting", Type: nft.NAT, Hook: nft.PreRouting, Priority: priorityNAT, Rules: routed}}
 }
 
 // rangeSets returns a set of each family of which there are ranges.

@@ -26,6 +26,7 @@ const (
 	socketTransparent, socketCgroupV2        = 0, 3    // NFT_SOCKET_TRANSPARENT, NFT_SOCKET_CGROUPV2
 	tproxyFamily, tproxyAddress, tproxyPort  = 1, 2, 3 // NFTA_TPROXY_REG_*
 	addressOffset4, addressOffset6           = 16, 24  // of the destination in a header
+	portOffset                               = 2       // of the destination's
 	tcpFlagsOffset, tcpFlagSYN, tcpFlagsMask = 13, 2, 1 | 2 | 4 | 16
 )
 
@@ -74,6 +75,13 @@ func Mark(v uint32) Rule { return meta(unix.NFT_META_MARK, native(v)) }
 // UID matches packets of sockets that a user made: "meta skuid v".
 func UID(v uint32) Rule { return meta(unix.NFT_META_SKUID, native(v)) }
 
+// InInterface matches packets that come in by an interface: "meta iifname v".
+func InInterface(name string) Rule {
+	v := make([]byte, unix.IFNAMSIZ)
+	copy(v[:unix.IFNAMSIZ-1], name)
+	return meta(unix.NFT_META_IIFNAME, v)
+}
+
 // L4 matches packets of a transport protocol: "meta l4proto v".
 func L4(v byte) Rule { return meta(unix.NFT_META_L4PROTO, []byte{v}) }
 
@@ -99,7 +107,7 @@ func Opening() Rule {
 
 // ToPort matches packets to a port: "tcp dport v". It comes after L4.
 func ToPort(v uint16) Rule {
-	return Rule{payload(unix.NFT_PAYLOAD_TRANSPORT_HEADER, 2, 2), equal(binary.BigEndian.AppendUint16(nil, v))}
+	return Rule{payload(unix.NFT_PAYLOAD_TRANSPORT_HEADER, portOffset, 2), equal(binary.BigEndian.AppendUint16(nil, v))}
 }
 
 // ToLocal matches packets to an address of this host: "fib daddr type local".
