@@ -193,6 +193,7 @@ func (p *clientPool) open(ctx context.Context, t poolTicket) {
 	p.mu.Lock()
 	p.opening--
 	p.mu.Unlock()
+	p.notify() // until here it counted twice, and requests may have taken others
 	if err == nil {
 		err = p.wait(r, t.ID, began)
 	}

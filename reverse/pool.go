@@ -321,6 +321,7 @@ type pool struct {
 	idle   []*poolConn // the newest last
 	used   map[*poolStream]struct{}
 	closed bool
+	ended  tunnel.Reason // why all have ended with the session; "" before
 }
 
 // poolOver reports whether the session takes no more pool connections.
@@ -399,7 +400,7 @@ func (x *serverSession) endPool() {
 	}
 	x.pool.mu.Lock()
 	used := x.pool.used
-	x.pool.used = nil
+	x.pool.used, x.pool.ended = nil, why
 	x.pool.mu.Unlock()
 	for st := range used {
 		st.kill(why)
@@ -426,11 +427,17 @@ func (x *serverSession) newPoolStream(c net.Conn) net.Conn {
 		delete(x.pool.used, st)
 	}
 	x.pool.mu.Lock()
-	defer x.pool.mu.Unlock()
-	if x.pool.used == nil {
-		x.pool.used = map[*poolStream]struct{}{}
+	ended := x.pool.ended
+	if ended == "" {
+		if x.pool.used == nil {
+			x.pool.used = map[*poolStream]struct{}{}
+		}
+		x.pool.used[st] = struct{}{}
 	}
-	x.pool.used[st] = struct{}{}
+	x.pool.mu.Unlock()
+	if ended != "" { // meanwhile
+		st.kill(ended)
+	}
 	return st
 }
 

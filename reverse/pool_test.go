@@ -7,8 +7,10 @@ import (
 	"net"
 	"net/netip"
 	"reflect"
+	"runtime"
 	"slices"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -502,4 +504,76 @@ func FuzzPoolProtocol(f *testing.F) {
 			t.Errorf("%q was asked for %d times, and the error is %v", b, asked, err)
 		}
 	})
+}
+
+// A request that gets a pool connection while the session ends does not keep it.
+func TestPoolConnectionOfASessionThatHasEnded(t *testing.T) {
+	near, far, err := tcpPair(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer far.Close()
+	x := &serverSession{server: &Server{}}
+	x.endPool()
+	st := x.newPoolStream(near)
+	_ = far.SetDeadline(time.Now().Add(pollLimit))
+	if _, err := far.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("the connection ends with %v, want a reset", err)
+	}
+	if _, err := st.Write([]byte("x")); err == nil {
+		t.Error("the request may still write")
+	}
+	_ = st.Close()
+	if n := x.Streams(); n != -1 { // Open has counted it before
+		t.Errorf("the session has %d streams, want one less than before", n)
+	}
+}
+
+// A lateConn is a connection whose first Write waits.
+type lateConn struct {
+	net.Conn
+	once sync.Once
+	wait func()
+}
+
+func (c *lateConn) Write(b []byte) (int, error) {
+	c.once.Do(c.wait)
+	return c.Conn.Write(b)
+}
+
+func (c *lateConn) CloseWrite() error { return c.Conn.(tunnel.Stream).CloseWrite() }
+
+// What requests take while another pool connection is opened is replaced, too.
+func TestPoolConnectionsTakenMeanwhile(t *testing.T) {
+	g := newPoolGateway(t)
+	c := pooled(g, 2, named("cam.edge.example"))
+	c.Handler = &requests{}
+	dial, dials, held := c.Gateways[0].DialPool, make(chan struct{}, 100), make(chan struct{})
+	release := sync.OnceFunc(func() { close(held) })
+	c.Gateways[0].DialPool = func(ctx context.Context) (net.Conn, error) {
+		conn, err := dial(ctx)
+		if err != nil {
+			return nil, err
+		}
+		dials <- struct{}{}
+		if len(dials) != 2 {
+			return conn, nil
+		}
+		return &lateConn{Conn: conn, wait: func() { <-held }}, nil
+	}
+	run(t, c)
+	defer release()
+	eventually(t, "one waits, and one is held", func() bool { return g.idle() == 1 && c.State()[0].Pool == 2 })
+	conn, err := g.ask(t.Context(), "cam.edge.example", 1, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	echoes(t, conn, "hello")
+	_ = conn.Close()
+	eventually(t, "the connector has seen it", func() bool { return c.State()[0].Pool == 1 })
+	for range 100 {
+		runtime.Gosched() // it looks for what is missing
+	}
+	release()
+	eventually(t, "the pool is full", func() bool { return g.idle() == 2 && c.State()[0].Pool == 2 })
 }
