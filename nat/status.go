@@ -84,6 +84,9 @@ func (m *Manager) report() {
 		s.Mappings = append(s.Mappings, one)
 	}
 	was := m.status.Swap(&s)
+	if (kind == CGNAT || kind == DoubleNAT) && (was == nil || was.Kind != kind) {
+		m.Log.Warn("another NAT is between the router and the internet", "nat", kind, "explanation", why)
+	}
 	if m.OnChange != nil && (was == nil || !reflect.DeepEqual(*was, s)) {
 		m.OnChange(s)
 	}

@@ -4,10 +4,14 @@ package networks
 
 import (
 	"context"
+	"encoding/binary"
 	"encoding/json"
 	"fmt"
+	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -125,14 +129,16 @@ func (h *homeSite) reached(d time.Duration) {
 func (h *homeSite) join(protocols string) {
 	h.home.t.Helper()
 	h.home.extra += "nat: {ports: [\"192.168.1.10:443\"], protocols: [" + protocols + "]}\n"
-	h.cloud.start(sees("home", "orders.cloud.example"))
+	h.home.extra += fmt.Sprintf("reverse: {to: [\"11.0.1.1:443\"], protocol: connect-h2, key: gw, caFile: %q, serverName: gw.cloud.example, expose: [{name: orders.home.example}]}\n", h.cloud.file("ca.crt"))
+	h.cloud.start(sees("home", "orders.cloud.example") + `  - {name: home-registers, verb: register, action: allow, targets: {services: [orders.home.example]}, rules: [{sources: [{spiffe: ["spiffe://home.example/gw/*"]}]}]}
+`)
 	h.home.start(sees("cloud", "orders.home.example"))
 	h.home.join(h.cloud)
 }
 
-// A gateway behind a router publishes its outside address at another site once that one has
-// connected back, by each protocol that a real router speaks, and moves when the address
-// changes.
+// A gateway behind a router serves by its reverse session at first. It publishes its outside address
+// at another site once that one has connected back, by each protocol that a real router speaks,
+// and moves when the address changes; the reverse session serves meanwhile.
 func TestGatewayBehindRouter(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct{ protocol, allowed, router string }{
@@ -144,6 +150,7 @@ func TestGatewayBehindRouter(t *testing.T) {
 			h := newHomeSite(t)
 			stop := h.startRouter(c.router)
 			h.join(c.allowed)
+			h.reached(patience) // by the reverse session at first
 			h.has(patience, "verified 11.0.0.1:443 "+c.protocol)
 			h.reached(patience)
 
@@ -151,6 +158,8 @@ func TestGatewayBehindRouter(t *testing.T) {
 			h.home.must(h.router.Command(t.Context(), "ip", "addr", "add", "11.0.0.2/24", "dev", h.wan))
 			h.home.must(h.router.Command(t.Context(), "ip", "route", "replace", "default", "via", "11.0.0.254"))
 			began := time.Now()
+			h.reached(moved) // by the reverse session meanwhile
+			t.Logf("served again after %v", time.Since(began).Round(time.Second))
 			h.has(moved, "verified 11.0.0.2:443 "+c.protocol)
 			h.reached(moved)
 			t.Logf("moved after %v", time.Since(began).Round(time.Second))
@@ -159,6 +168,98 @@ func TestGatewayBehindRouter(t *testing.T) {
 			h.router.Masquerade(t, h.wan)
 			h.startRouter(c.router)
 			h.reached(moved)
+		})
+	}
+}
+
+// answerAsProvider answers NAT-PMP and PCP at the router, as one whose outside address is of the
+// provider's: miniupnpd maps nothing behind such. It grants all mappings, and forwards nothing.
+func (h *homeSite) answerAsProvider(outside string) {
+	h.home.t.Helper()
+	var c net.PacketConn
+	if err := h.router.Do(func() (err error) {
+		c, err = net.ListenPacket("udp", "192.168.1.1:5351")
+		return err
+	}); err != nil {
+		h.home.t.Fatal(err)
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		b := make([]byte, 1100)
+		for {
+			n, from, err := c.ReadFrom(b)
+			if err != nil {
+				return
+			}
+			if answer := providersAnswer(b[:n], netip.MustParseAddr(outside)); answer != nil {
+				_, _ = c.WriteTo(answer, from)
+			}
+		}
+	}()
+	h.home.t.Cleanup(func() {
+		_ = c.Close()
+		<-done
+	})
+}
+
+// providersAnswer returns the answer to a request of PCP, RFC 6887 sections 7.2 and 11.1, or of
+// NAT-PMP, RFC 6886 sections 3.2 and 3.3.
+func providersAnswer(b []byte, outside netip.Addr) []byte {
+	const epoch = 1000
+	switch {
+	case len(b) >= 24 && b[0] == 2:
+		out := append([]byte{2, 0x80 | b[1], 0, 0}, b[4:8]...)
+		out = append(binary.BigEndian.AppendUint32(out, epoch), make([]byte, 12)...)
+		if len(b) < 60 {
+			return out // ANNOUNCE
+		}
+		out = append(out, b[24:44]...)
+		as16 := outside.As16()
+		return append(out, as16[:]...)
+	case len(b) >= 2 && b[0] == 0:
+		out := binary.BigEndian.AppendUint32([]byte{0, 0x80 | b[1], 0, 0}, epoch)
+		if b[1] == 0 {
+			return append(out, outside.AsSlice()...)
+		}
+		if len(b) >= 12 {
+			return append(append(append(out, b[4:6]...), b[4:6]...), b[8:12]...)
+		}
+	}
+	return nil
+}
+
+// Behind the NAT of a provider, culvert nat and the log say so in plain words, the mapping that the
+// router grants is not published, and the service is reached over the connections that the
+// gateway itself has opened.
+func TestGatewayBehindProvidersNAT(t *testing.T) {
+	t.Parallel()
+	for _, protocol := range []string{"pcp", "nat-pmp"} {
+		t.Run(protocol, func(t *testing.T) {
+			h := newHomeSite(t)
+			h.answerAsProvider("100.64.7.7")
+			h.join(protocol)
+			h.has(patience, "mapped 100.64.7.7:443 "+protocol)
+			h.reached(patience)
+			s := h.home.nat()
+			if s.Kind != nat.CGNAT || !strings.Contains(s.Explanation, "100.64.7.7 is an address behind the provider's NAT (CGNAT): no port of the router is reached from outside") {
+				t.Errorf("the NAT is %s: %s", s.Kind, s.Explanation)
+			}
+			out, _ := h.home.ns.Command(t.Context(), culvert, "nat", "--admin", "unix:"+h.home.socket("home")).Output()
+			if !strings.Contains(string(out), "cgnat: 100.64.7.7 is an address behind the provider's NAT") {
+				t.Errorf("culvert nat says %q", out)
+			}
+			if said := h.home.logged("home"); strings.Count(said, "another NAT is between the router and the internet") != 1 || !strings.Contains(said, "provider's NAT (CGNAT)") {
+				t.Error("the log does not say once that the provider has a NAT")
+			}
+			// It is not even tried from outside, and the other site has not heard of it.
+			if m := s.Mappings[0]; m.State != nat.Mapped || m.Error != "" {
+				t.Errorf("the mapping is %s: %s", m.State, m.Error)
+			}
+			peers, err := h.cloud.ns.Command(t.Context(), culvert, "peers", "-o", "json", "--admin", "unix:"+h.cloud.socket("cloud")).CombinedOutput()
+			if err != nil || strings.Contains(string(peers), "100.64.") || strings.Contains(h.cloud.logged("cloud"), "100.64.") {
+				t.Errorf("the other site knows of the address: %s, %v", peers, err)
+			}
 		})
 	}
 }
