@@ -269,6 +269,10 @@ type BackendTLS struct {
 	KeyName    string   `json:",omitempty"`
 	TrustNames []string `json:",omitempty"`
 
+	// PassClientTLS says that a client which begins TLS itself has it with the backend: the
+	// gateway adds none.
+	PassClientTLS bool `json:",omitzero"`
+
 	MinVersion   uint16   `json:",omitzero"` // as in crypto/tls; 0 means TLS 1.2, which is the least
 	MaxVersion   uint16   `json:",omitzero"` // 0 means TLS 1.3
 	CipherSuites []string `json:",omitzero"` // of TLS 1.2, by their names in crypto/tls; empty means all that are secure. Those of TLS 1.3 can't be chosen

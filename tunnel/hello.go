@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/maphash"
+	"io"
 	"net"
 	"sync/atomic"
 	"time"
@@ -60,47 +61,18 @@ func reasonOr(err error, other Reason) Reason {
 // beginsTLS reads the first bytes of a client until they are known to begin a
 // ClientHello, and returns them.
 func beginsTLS(ctx context.Context, client net.Conn) (first []byte, err error) {
-	left := func(err error) error {
-		return &Error{Reason: Gone, Err: fmt.Errorf("the client left before it began TLS: %w", err)}
+	first, err = ReadFirst(ctx, client, helloTimeout, func(b []byte) bool { return len(b) >= helloStart || !mayBeTLS(b) })
+	switch {
+	case err != nil && err != io.EOF:
+		return nil, err
+	case err != nil && mayBeTLS(first) && len(first) < helloStart:
+		return nil, &Error{Reason: Gone, Err: fmt.Errorf("the client left before it began TLS: %w", err)}
+	case !mayBeTLS(first):
+		return nil, fmt.Errorf("the client began with %q, which is no TLS", first[:min(len(first), 16)])
+	case len(first) < helloStart:
+		return nil, fmt.Errorf("the client did not begin TLS within %s", helloTimeout)
 	}
-	if err := client.SetReadDeadline(time.Now().Add(helloTimeout)); err != nil {
-		return nil, left(err)
-	}
-	stop := context.AfterFunc(ctx, func() {
-		defer func() { _ = recover() }() // a carrier's: the read ends by its own deadline then
-		_ = client.SetReadDeadline(time.Now())
-	})
-	defer stop()
-	drained := func() error {
-		return &Error{Reason: Drain, Err: fmt.Errorf("the client had not begun TLS: %w", context.Cause(ctx))}
-	}
-	buf := make([]byte, 2048) // most hellos
-	n := 0
-	for n < helloStart {
-		m, err := client.Read(buf[n:])
-		n += m
-		if !mayBeTLS(buf[:n]) {
-			return nil, fmt.Errorf("the client began with %q, which is no TLS", buf[:min(n, 16)])
-		}
-		if err == nil || n >= helloStart {
-			continue
-		}
-		var timeout interface{ Timeout() bool }
-		switch {
-		case ctx.Err() != nil:
-			return nil, drained()
-		case errors.As(err, &timeout) && timeout.Timeout():
-			return nil, fmt.Errorf("the client did not begin TLS within %s", helloTimeout)
-		}
-		return nil, left(err)
-	}
-	if !stop() {
-		return nil, drained() // and the deadline may be set at any moment
-	}
-	if err := client.SetReadDeadline(time.Time{}); err != nil {
-		return nil, left(err)
-	}
-	return buf[:n:n], nil
+	return first, nil
 }
 
 // helloStart is how much of a stream says that it begins with a ClientHello: the
@@ -136,6 +108,16 @@ func mayBeTLS(b []byte) bool {
 type begun struct {
 	Stream
 	first []byte
+}
+
+// Read implements net.Conn.
+func (b *begun) Read(p []byte) (int, error) {
+	if len(b.first) > 0 {
+		n := copy(p, b.first)
+		b.first = b.first[n:]
+		return n, nil
+	}
+	return b.Stream.Read(p)
 }
 
 // Unwrap implements Unwrapper.

@@ -72,6 +72,13 @@ func (r *Router) ServeTunnel(ctx context.Context, req *Request) {
 			return
 		}
 	}
+	if u, ok := server.(Undecided); ok {
+		if client, server, err = r.decide(ctx, u, client, &lease); err != nil {
+			o.Attempts = append(o.Attempts, dialed)
+			r.refused(o, err)
+			return
+		}
+	}
 	req.slot.lend(&lease)
 	rec, watchers := watched(r.newRecord(req, &o, dialed, isMultiplexed(server), lease), accepted, server)
 	carried = true

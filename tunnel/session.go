@@ -63,6 +63,14 @@ func (r *Router) Open(ctx context.Context, req *Request) (*Session, error) {
 		r.refused(o, err)
 		return nil, err
 	}
+	if u, ok := server.(Undecided); ok { // nobody is there to be looked at
+		if _, server, err = r.decide(ctx, u, nil, &lease); err != nil {
+			dialed.Endpoint.Load.add(-1)
+			o.Attempts = append(o.Attempts, dialed)
+			r.refused(o, err)
+			return nil, err
+		}
+	}
 	o.Dialed = time.Since(req.Start) - o.Waited
 	s := &Session{Conn: server, Endpoint: dialed.Endpoint, Route: route, router: r}
 	s.record = r.newRecord(req, &o, dialed, isMultiplexed(server), lease)

@@ -58,3 +58,22 @@ func requestTLS(c net.Conn) error {
 	}
 	return nil
 }
+
+// RequestSize is the size of a request for encryption, in bytes.
+const RequestSize = headBytes
+
+// AnswerTo returns the answer to what a client begins with: 'S' to a request for TLS, 'N' to one
+// for GSSAPI encryption, and 0 to anything else.
+func AnswerTo(first []byte) byte {
+	if len(first) < headBytes {
+		return 0
+	}
+	switch length, code := head(first); {
+	case length != headBytes:
+	case code == sslRequest:
+		return 'S'
+	case code == gssEncRequest:
+		return 'N'
+	}
+	return 0
+}

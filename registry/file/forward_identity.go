@@ -53,6 +53,8 @@ func (f *forwardIdentity) checkIn(d *decoder, s *service, at mapping) {
 	case !f.insideTLS():
 	case s.TLS == nil:
 		d.errorf(n, "add tls, or make position beforeTLS", "forwardIdentity tells of the client inside TLS, and the gateway speaks none to the endpoints")
+	case s.TLS.PassClientTLS:
+		d.errorf(n, "leave passClientTLS out, or make position beforeTLS", "forwardIdentity tells of the client inside TLS of the gateway, and passClientTLS has clients with TLS of their own")
 	case f.Assertion && s.TLS.Key == "" && s.TLS.CertificateFile == "":
 		d.errorf(n, "add certificateFile and keyFile to tls, or key", "an assertion is signed with the key of the gateway's client certificate, and tls names none")
 	}

@@ -20,6 +20,7 @@ type serviceTLS struct {
 	KeyFile         string   `yaml:"keyFile"`
 	Key             string   `yaml:"key"`
 	Trust           []string `yaml:"trust,single" what:"trust" unique:"trust" empty:"name trust of identity.trust"`
+	PassClientTLS   bool     `yaml:"passClientTLS"`
 	MinVersion      string   `yaml:"minVersion" oneof:"1.2 1.3"`
 	MaxVersion      string   `yaml:"maxVersion" oneof:"1.2 1.3"`
 	CipherSuites    []string `yaml:"cipherSuites" what:"a cipher suite" as:"cipherSuite" unique:"cipher suite" empty:"leave the key out for all that are secure"`
@@ -33,7 +34,7 @@ func (t *serviceTLS) registered(names []tunnel.Pattern) *registry.BackendTLS {
 	}
 	return &registry.BackendTLS{
 		ServerName: cmp.Or(t.ServerName, ownName(names)), SANs: readable(t.SANs), CipherSuites: readable(t.CipherSuites),
-		MinVersion: tlsVersion(t.MinVersion), MaxVersion: tlsVersion(t.MaxVersion), KeyName: t.Key, TrustNames: readable(t.Trust),
+		MinVersion: tlsVersion(t.MinVersion), MaxVersion: tlsVersion(t.MaxVersion), KeyName: t.Key, TrustNames: readable(t.Trust), PassClientTLS: t.PassClientTLS,
 	}
 }
 

@@ -85,7 +85,8 @@ func (t *Transports) New(s *registry.Service, ep *registry.Endpoint, g *registry
 	if s.ProxyProtocol != 0 && !inside {
 		layers = append(layers, proxyproto.Layer{Version: s.ProxyProtocol, Identity: s.ForwardIdentity != nil, TooLarge: t.certificateTooLarge(s)})
 	}
-	if s.StartTLS == "postgres" && g == nil { // the gateway of another network does it there
+	postgreSQL := s.StartTLS == "postgres"
+	if postgreSQL && g == nil && (s.TLS == nil || !s.TLS.PassClientTLS) { // the gateway of another network does it there
 		layers = append(layers, postgres.Layer{})
 	}
 	if s.TLS != nil {
@@ -99,6 +100,8 @@ func (t *Transports) New(s *registry.Service, ep *registry.Endpoint, g *registry
 				return nil, err
 			}
 			layers = append(layers, told)
+		} else if s.TLS.PassClientTLS {
+			layers = append(layers, &passingLayer{tls: layer, answersPostgres: postgreSQL, asksPostgres: postgreSQL && g == nil})
 		} else {
 			layers = append(layers, layer)
 		}
