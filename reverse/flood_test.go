@@ -176,11 +176,16 @@ func TestAStuckConnectorIsEndedAtOnce(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			g := newTestGateway(t)
-			g.wrap = func(c net.Conn) net.Conn { return &stuckConn{Conn: c, aborted: make(chan struct{})} }
+			g.wrap = func(c net.Conn) net.Conn {
+				stuck := &stuckConn{Conn: c, aborted: make(chan struct{})}
+				t.Cleanup(func() { _ = stuck.Abort() }) // before the gateway waits for its sessions
+				return stuck
+			}
 			g.greet(t, helloOf(`{"name":"a.example"}`))
 			sessions, _ := g.open()
 			for _, x := range sessions {
-				end(x)
+				x.carrier.heard.Store(clock() + int64(time.Hour)) // or its silence would end it in the end
+				go end(x)
 			}
 			eventually(t, "the session has ended", func() bool { return len(g.outcomes()) == 1 })
 		})
