@@ -13,6 +13,10 @@ const (
 	// Table is the name of the table of nftables, of the family inet, for Rules without a Name.
 	Table = "culvert"
 
+	// Priority is that of the chain of nftables for connections of this host: just before the
+	// destination NAT of others.
+	Priority = -101
+
 	maxName = 64
 )
 

@@ -15,7 +15,7 @@ import (
 
 // Priorities of hooks: before NAT and routing of others.
 const (
-	priorityNAT        = -101 // just before dstnat
+	priorityNAT        = Priority
 	priorityPreRouting = -151 // just before mangle
 	priorityFilter     = 0
 )

@@ -15,6 +15,7 @@ import (
 	"syscall"
 	"time"
 
+	"culvert.dev/internal/capture"
 	"culvert.dev/registry/file"
 )
 
@@ -106,19 +107,28 @@ type ruleset struct {
 			Prio                            int
 			Policy                          string
 		}
-		Rule *struct {
-			Family, Table, Chain string
-			Expr                 []map[string]json.RawMessage
-		}
+		Rule *foreignRule
 	}
 }
 
-// ownTable is the table of culvert's own rules, and ownPriority that of its chains where there
-// is none yet: that of destination NAT, which redirects.
-const (
-	ownTable    = "culvert"
-	ownPriority = -100
-)
+// A foreignRule is a rule of nftables.
+type foreignRule struct {
+	Family, Table, Chain string
+	Expr                 []map[string]json.RawMessage
+}
+
+// targets returns the chains that r leads to.
+func (r *foreignRule) targets() (all []string) {
+	for _, e := range r.Expr {
+		for _, name := range []string{"jump", "goto"} {
+			var to struct{ Target string }
+			if json.Unmarshal(e[name], &to) == nil && to.Target != "" {
+				all = append(all, to.Target)
+			}
+		}
+	}
+	return all
+}
 
 // rules looks for rules of others that take connections away before culvert's capture, or on
 // the way to a gateway.
@@ -134,32 +144,55 @@ func (d *doctor) rules(ctx context.Context) {
 		return
 	}
 	type chain struct{ family, table, name string }
-	priority := map[string]int{}
-	hooks := map[chain]string{}
-	prios := map[chain]int{}
+	type hooked struct {
+		hook string
+		prio int
+	}
+	own := func(family, table string) bool { return family == "inet" && capture.IsTable(table) }
+	limits := map[string]int{} // of culvert's first chain, by hook
+	chains := map[chain]hooked{}
 	for _, o := range set.Nftables {
-		if c := o.Chain; c != nil && c.Hook != "" {
-			k := chain{c.Family, c.Table, c.Name}
-			hooks[k], prios[k] = c.Hook, c.Prio
-			if c.Table == ownTable {
-				priority[c.Hook] = c.Prio
+		c := o.Chain
+		if c == nil || c.Hook == "" {
+			continue
+		}
+		if !own(c.Family, c.Table) {
+			chains[chain{c.Family, c.Table, c.Name}] = hooked{c.Hook, c.Prio}
+		} else if limit, ok := limits[c.Hook]; !ok || c.Prio < limit {
+			limits[c.Hook] = c.Prio
+		}
+	}
+	// Chains that others lead to come when those do.
+	for changed := true; changed; {
+		changed = false
+		for _, o := range set.Nftables {
+			r := o.Rule
+			if r == nil {
+				continue
+			}
+			from, ok := chains[chain{r.Family, r.Table, r.Chain}]
+			for _, target := range r.targets() {
+				to := chain{r.Family, r.Table, target}
+				if at, known := chains[to]; ok && (!known || from.prio < at.prio) {
+					chains[to], changed = from, true
+				}
 			}
 		}
 	}
 	found := map[chain]bool{}
 	for _, o := range set.Nftables {
 		r := o.Rule
-		if r == nil || r.Table == ownTable {
+		if r == nil {
 			continue
 		}
 		k := chain{r.Family, r.Table, r.Chain}
-		hook := hooks[k]
-		if found[k] || hook != "output" && hook != "prerouting" {
+		at, ok := chains[k]
+		if !ok || found[k] || at.hook != "output" && at.hook != "prerouting" {
 			continue
 		}
-		limit, ours := priority[hook]
+		limit, ours := limits[at.hook]
 		if !ours {
-			limit = ownPriority
+			limit = capture.Priority
 		}
 		verb := ""
 		for _, e := range r.Expr {
@@ -169,12 +202,12 @@ func (d *doctor) rules(ctx context.Context) {
 				}
 			}
 		}
-		if verb == "" || verb == "redirects" && prios[k] > limit {
+		if verb == "" || verb == "redirects" && at.prio > limit {
 			continue
 		}
 		found[k] = true
 		d.add("nftables", r.Table, checkWarning, fmt.Sprintf("see it with: nft list chain %s %s %s; have it leave out culvert's addresses and gateways, or give it a priority above %d", r.Family, r.Table, r.Chain, limit),
-			"chain %s of table %s %s, which comes before culvert's rules in %s, %s connections", r.Chain, r.Family, r.Table, hook, verb)
+			"chain %s of table %s %s, which comes before culvert's rules in %s, %s connections", r.Chain, r.Family, r.Table, at.hook, verb)
 	}
 	if len(found) == 0 {
 		d.add("nftables", "", checkOK, "", "no rule of others comes before culvert's in nftables")

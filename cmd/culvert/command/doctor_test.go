@@ -72,7 +72,7 @@ func issueAt(t *testing.T, w *reverseWorld, from time.Time) *testca.Pair {
 }
 
 const foreignRules = `{"nftables":[{"metainfo":{"version":"1.0.6"}},
-{"chain":{"family":"inet","table":"culvert","name":"output","type":"nat","hook":"output","prio":-100}},
+{"chain":{"family":"inet","table":"culvert","name":"output","type":"nat","hook":"output","prio":-101}},
 {"chain":{"family":"ip","table":"mesh","name":"out","type":"nat","hook":"output","prio":-110,"policy":"accept"}},
 {"rule":{"family":"ip","table":"mesh","chain":"out","handle":4,"expr":[{"match":{}},{"redirect":{"port":15001}}]}},
 {"rule":{"family":"inet","table":"culvert","chain":"output","handle":4,"expr":[{"redirect":{"port":1}}]}}]}`
