@@ -34,6 +34,9 @@ type namedAddr struct {
 	number uint32
 }
 
+// NameRanges returns the ranges that addresses of Names are from.
+func NameRanges() []netip.Prefix { return []netip.Prefix{namesRange4, namesRange6} }
+
 // Addrs returns the addresses of a name, the same for as long as it is used.
 func (n *Names) Addrs(name tunnel.Name) (v4, v6 netip.Addr) {
 	n.mu.Lock()

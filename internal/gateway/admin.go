@@ -53,6 +53,7 @@ type Status struct {
 
 	Kubernetes any `json:"kubernetes,omitempty"` // what Config.Kubernetes returns
 	Identity   any `json:"identity,omitempty"`   // what Config.IdentitySources returns
+	Capture    any `json:"capture,omitempty"`    // what Config.Capture returns
 }
 
 // StatusInsecure is what the configuration permits plaintext to by "insecure: true".
@@ -144,6 +145,9 @@ func (g *Gateway) Status() Status {
 	}
 	if g.cfg.IdentitySources != nil {
 		s.Identity = g.cfg.IdentitySources()
+	}
+	if g.cfg.Capture != nil {
+		s.Capture = g.cfg.Capture()
 	}
 	s.NAT = g.nat.status()
 	if v := g.settings.Load().VIPs; v != nil {

@@ -3,6 +3,7 @@ package gateway
 import (
 	"context"
 	"log/slog"
+	"net"
 	"net/netip"
 	"time"
 
@@ -151,6 +152,13 @@ type Config struct {
 	// Enrollment says how devices get their identity by tokens; nil means that they cannot.
 	Enrollment *enroll.Settings
 
+	// Capture returns which connections of this host's programs are captured, for /status, as
+	// Kubernetes does. Nil means that none are.
+	Capture func() any
+
+	// OnTable is called whenever Gateway.Table is another one. It must not block. May be nil.
+	OnTable func()
+
 	// Metrics adds gauges to those of the gateway, by GaugeSet of package metrics. May be nil.
 	Metrics func(add func(name, help string, labels []string, read func(yield func(labels []string, v float64))))
 
@@ -169,6 +177,7 @@ type Config struct {
 // A Listener is an address and what is spoken there.
 type Listener struct {
 	Address    string             // HOST:PORT, or udp://HOST:PORT
+	Socket     net.Listener       // that New serves in place of one at Address, which is its name then; nil for TCP at Address
 	Protocols  []tunnel.Protocol  // asked in order; a single one is pinned
 	ConnHeader tunnel.ConnHeader  // that every connection begins with; nil means none
 	RequireTLS bool               // as of a tunnel.ListenerConfig

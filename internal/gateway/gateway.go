@@ -215,6 +215,9 @@ func New(ctx context.Context, cfg Config) (*Gateway, error) {
 	g.onTable(g.checker.Changed)
 	g.onTable(g.peers.TableChanged)
 	g.onTable(g.nat.tableChanged)
+	if cfg.OnTable != nil {
+		g.onTable(cfg.OnTable)
+	}
 	if cfg.DNS != nil {
 		g.dns.prepare(cfg.DNS.Server)
 	}
@@ -270,9 +273,12 @@ func (g *Gateway) listen(ctx context.Context, guard *tunnel.Guard) error {
 			g.sockets = append(g.sockets, s)
 			continue
 		}
-		ln, err := tunnel.Listen(ctx, l.Address)
-		if err != nil {
-			return err
+		ln := l.Socket
+		if ln == nil {
+			var err error
+			if ln, err = tunnel.Listen(ctx, l.Address); err != nil {
+				return err
+			}
 		}
 		guard.OwnListener(ln.Addr())
 		g.addrs = append(g.addrs, ln.Addr())
@@ -313,6 +319,9 @@ func (g *Gateway) Close() {
 // Addrs returns the addresses of the Listeners and then of the SourceListeners of the
 // Config, in their order.
 func (g *Gateway) Addrs() []net.Addr { return slices.Clone(g.addrs) }
+
+// Table returns the table that holds now, nil before the first.
+func (g *Gateway) Table() *registry.Table { return g.registry.Table() }
 
 // Run serves until ctx is done, then drains: it is no longer ready at once,
 // accepts for Config.DrainDelay, then refuses new connections while tunnels may

@@ -86,13 +86,21 @@ func (k *vipController) end() {
 	if k.assignmentFile == nil {
 		return
 	}
-	k.g.registry.AssignVIPs(nil)
+	k.assign(nil)
 	k.assignmentFile.close()
 	k.assignmentFile, k.logged = nil, nil
 	k.mu.Lock()
 	k.state = StatusVIPs{}
 	k.mu.Unlock()
 	k.g.log.Info("virtual IPs given back")
+}
+
+// assign gives services their addresses, and has followers of the table know.
+func (k *vipController) assign(list []registry.VIP) {
+	k.g.registry.AssignVIPs(list)
+	if k.g.cfg.OnTable != nil {
+		k.g.cfg.OnTable()
+	}
 }
 
 // fail reports that the file of State can't be used.
@@ -176,7 +184,7 @@ func (k *vipController) update(context.Context) (complete bool) {
 		})
 	}
 	list := alloc.AssignedVIPs(next)
-	k.g.registry.AssignVIPs(list)
+	k.assign(list)
 	k.logChanges(before, next, failed)
 	k.mu.Lock()
 	defer k.mu.Unlock()

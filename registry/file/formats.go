@@ -20,6 +20,7 @@ var formats = map[string]format{
 	"adminAddress":     formatOf(parseAdminAddress),
 	"alpn":             formatOf(parseALPN),
 	"cacheSize":        formatOf(parseCacheSize),
+	"cgroup":           formatOf(parseCgroup),
 	"checkHost":        formatOf(parseCheckHost),
 	"cidr":             formatOf(parseCIDR),
 	"cipherSuite":      formatOf(parseCipherSuite),

@@ -26,7 +26,7 @@ func (c *Config) RestartNeeded(next *Config) []Change {
 
 // fixed returns what of c may need a restart.
 func (c *Config) fixed() configuration {
-	return configuration{ServicePorts: c.ServicePorts, VIPs: c.VIPs}
+	return configuration{ServicePorts: c.ServicePorts, VIPs: c.VIPs, Agent: c.Agent}
 }
 
 // findChanges adds the changes of an object with keys. Restart says that a change of any
@@ -42,7 +42,11 @@ func findChanges(all *[]Change, path string, was, is reflect.Value, restart bool
 		key = strings.TrimPrefix(path+"."+key, ".")
 		a, b := was.Field(i), is.Field(i)
 		if a.Kind() == reflect.Pointer {
-			if a.IsNil() || b.IsNil() { // what comes or goes needs none
+			switch {
+			case a.IsNil() != b.IsNil() && restart:
+				*all = append(*all, Change{key, given(!a.IsNil()), given(!b.IsNil())})
+				continue
+			case a.IsNil() || b.IsNil(): // what comes or goes needs none
 				continue
 			}
 			a, b = a.Elem(), b.Elem()
@@ -55,6 +59,14 @@ func findChanges(all *[]Change, path string, was, is reflect.Value, restart bool
 			*all = append(*all, Change{key, textOf(a), textOf(b)})
 		}
 	}
+}
+
+// givenOr stands for an object with keys.
+func given(there bool) string {
+	if there {
+		return "{...}"
+	}
+	return ""
 }
 
 // hasKeys reports whether t is an object of the file, and not a value in other words.

@@ -74,13 +74,17 @@ func TestRestartNeededKnowsEveryKey(t *testing.T) {
 			if below.Tag.Get("reload") != "restart" {
 				continue
 			}
-			reflect.ValueOf(is).Elem().Field(i).Elem().Field(j).SetString("other")
+			if field := reflect.ValueOf(is).Elem().Field(i).Elem().Field(j); field.Kind() == reflect.Pointer { // an object that was not there
+				field.Set(reflect.New(field.Type().Elem()))
+			} else {
+				field.SetString("other")
+			}
 			key := func(f reflect.StructField) string { key, _, _ := strings.Cut(f.Tag.Get("yaml"), ","); return key }
 			want = append(want, key(f)+"."+key(below))
 		}
 	}
-	if got := changedKeys(was.config().RestartNeeded(is.config())); !slices.Equal(got, want) || len(want) != 2 {
-		t.Errorf("a restart is needed for %q, want %q, which are two", got, want)
+	if got := changedKeys(was.config().RestartNeeded(is.config())); !slices.Equal(got, want) || len(want) != 3 {
+		t.Errorf("a restart is needed for %q, want %q, which are three", got, want)
 	}
 }
 

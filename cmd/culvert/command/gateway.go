@@ -108,6 +108,7 @@ func runGateway(ctx context.Context, now <-chan struct{}, stderr io.Writer, o *g
 	if err != nil {
 		return err
 	}
+	useSockets(c, &cfg)
 	if err := o.limitMemory(c, &cfg); err != nil {
 		return err
 	}
@@ -151,13 +152,24 @@ func runGateway(ctx context.Context, now <-chan struct{}, stderr io.Writer, o *g
 	}
 	cfg.Loops = spareProcessor()
 	cfg.Serving = func() { notify(notifyReady) }
+	captured, err := newAgentCapture(ctx, c, &cfg, log)
+	if err != nil {
+		return err
+	}
+	defer captured.close()
 	g, err := gateway.New(ctx, cfg)
 	if err != nil {
 		return stateError(listenError(dnsError(err)))
 	}
 	catalogs.Source = g.Peers()
+	stopCapture, err := captured.start(ctx, g)
+	if err != nil {
+		g.Close()
+		return err
+	}
+	defer stopCapture()
 	if followed != nil {
-		r := &reloader{o: o, log: log, output: output, kube: current, ids: ids, own: own}
+		r := &reloader{o: o, log: log, output: output, kube: current, ids: ids, own: own, capture: captured}
 		r.follow(ctx, g, followed, c, cfg)
 		defer onHangup(func() {
 			notify(notifyReloading)

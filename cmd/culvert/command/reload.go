@@ -15,12 +15,13 @@ import (
 // A reloader has a running gateway follow its file. Its methods are called by the
 // goroutine of the source.
 type reloader struct {
-	o      *gatewayOptions
-	log    *slog.Logger
-	output *logOutput   // of log; nil where its level and format stay
-	ids    *identities  // nil where they stay
-	own    *credentials // nil where they stay
-	asked  atomic.Bool  // for a reload, by a signal
+	o       *gatewayOptions
+	log     *slog.Logger
+	output  *logOutput   // of log; nil where its level and format stay
+	ids     *identities  // nil where they stay
+	own     *credentials // nil where they stay
+	capture *agentCapture
+	asked   atomic.Bool // for a reload, by a signal
 
 	g       *gateway.Gateway
 	read    func(path string, current *file.Config) (*file.Config, error)
@@ -68,6 +69,7 @@ func (r *reloader) load(path string, current *file.Config) (*file.Config, error)
 	if err := settings(c, &r.next); err != nil {
 		return nil, unusableError{err}
 	}
+	r.capture.use(&r.next)
 	if r.next.Memory, err = r.o.memoryLimit(c); err != nil {
 		return nil, err
 	}

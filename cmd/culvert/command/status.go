@@ -103,8 +103,9 @@ func runStatus(ctx context.Context, w io.Writer, o *statusOptions) error {
 // package gateway does not know taken apart.
 type runningStatus struct {
 	gateway.Status
-	Kubernetes *kubeReport     `json:"kubernetes,omitempty"`
-	Identity   *identityStatus `json:"identity,omitempty"`
+	Kubernetes *kubeReport         `json:"kubernetes,omitempty"`
+	Identity   *identityStatus     `json:"identity,omitempty"`
+	Capture    *agentCaptureStatus `json:"capture,omitempty"`
 }
 
 // status asks a running gateway how it is.
@@ -195,6 +196,9 @@ func printStatus(w io.Writer, s *runningStatus, all []gateway.StatusHealth) erro
 	}
 	if s.DNS != nil {
 		printDNSStatus(line, s.DNS)
+	}
+	if s.Capture != nil {
+		line("capture", "%s", s.Capture)
 	}
 	for _, a := range s.Admin {
 		if a.Problem != "" {
