@@ -16,8 +16,8 @@ $(shell mkdir -p $(dir $(CULVERT_LEFT_OUT)) && : >$(CULVERT_LEFT_OUT))
 endif
 
 # Real programs the interoperation tests talk to, and the commands that show they are there.
-PEERS         := openssl curl nginx libnginx-mod-stream haproxy gnutls-bin nodejs default-jdk-headless git python3 iproute2 nftables miniupnpd miniupnpd-nftables miniupnpc natpmpc coturn netcat-openbsd ncat openssh-client openssh-server dropbear-bin putty-tools autossh ssh-audit python3-paramiko python3-socks python3-websocket nghttp2-client ngtcp2-client ngtcp2-server bind9-dnsutils knot-dnsutils dnsperf unbound dnsmasq-base chromium systemd mariadb-server-core mariadb-client-core postgresql-client postgresql-15 libpostgresql-jdbc-java redis-server redis-tools squid qemu-user-static
-PEER_COMMANDS := openssl curl nginx haproxy gnutls-cli node javac git python3 ip nft miniupnpd upnpc natpmpc turnserver turnutils_stunclient nc.openbsd ncat ssh sshd dbclient plink autossh ssh-audit nghttp h2load gtlsclient gtlsserver dig kdig dnsperf unbound dnsmasq chromium systemd-analyze mariadbd mariadb psql redis-server redis-benchmark squid qemu-arm-static
+PEERS         := openssl curl nginx libnginx-mod-stream haproxy gnutls-bin nodejs default-jdk-headless git python3 iproute2 nftables miniupnpd miniupnpd-nftables miniupnpc natpmpc coturn netcat-openbsd ncat openssh-client openssh-server dropbear-bin putty-tools autossh ssh-audit python3-paramiko python3-socks python3-websocket nghttp2-client ngtcp2-client ngtcp2-server bind9-dnsutils knot-dnsutils dnsperf unbound dnsmasq-base dbus-daemon chromium systemd mariadb-server-core mariadb-client-core postgresql-client postgresql-15 libpostgresql-jdbc-java redis-server redis-tools squid qemu-user-static
+PEER_COMMANDS := openssl curl nginx haproxy gnutls-cli node javac git python3 ip nft miniupnpd upnpc natpmpc turnserver turnutils_stunclient nc.openbsd ncat ssh sshd dbclient plink autossh ssh-audit nghttp h2load gtlsclient gtlsserver dig kdig dnsperf unbound dnsmasq dbus-daemon chromium systemd-analyze busctl mariadbd mariadb psql redis-server redis-benchmark squid qemu-arm-static
 
 .PHONY: help
 help: ## list the targets

@@ -5,6 +5,7 @@ go 1.26.0
 require (
 	github.com/fsnotify/fsnotify v1.10.1
 	github.com/go-jose/go-jose/v4 v4.1.8
+	github.com/godbus/dbus/v5 v5.2.4
 	github.com/huin/goupnp v1.3.1
 	github.com/miekg/dns v1.1.73
 	github.com/pires/go-proxyproto v0.15.0

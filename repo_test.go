@@ -114,9 +114,10 @@ var homes = map[string]string{
 	"github.com/fsnotify/fsnotify":        "internal/filewatch",
 	"golang.org/x/net/idna":               "registry/file",
 	"golang.org/x/crypto/cryptobyte":      "sni",
-	"golang.org/x/sys/cpu":                "connect/ssh",                                                                        // whether the processor has AES
-	"golang.org/x/sys/windows":            "registry/alloc",                                                                     // LockFileEx, which syscall lacks
-	"golang.org/x/sys/unix":               "internal/unixsocket internal/localuser internal/capture/nft internal/capture/route", // sock_diag; LOCAL_PEERCRED of macOS, which syscall lacks; the numbers of netlink
+	"golang.org/x/sys/cpu":                "connect/ssh",                                                                                         // whether the processor has AES
+	"golang.org/x/sys/windows":            "registry/alloc",                                                                                      // LockFileEx, which syscall lacks
+	"golang.org/x/sys/unix":               "internal/unixsocket internal/localuser internal/capture/nft internal/capture/route internal/hostdns", // sock_diag; LOCAL_PEERCRED of macOS, which syscall lacks; the numbers of netlink
+	"github.com/godbus/dbus/v5":           "internal/hostdns",                                                                                    // settings of systemd-resolved; another program that does it, resolvectl, is not in every image
 	"golang.org/x/net/http2":              "connect/h2",
 	"github.com/quic-go/quic-go":          "connect/h3",
 	"github.com/quic-go/qpack":            "connect/h3",

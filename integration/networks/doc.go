@@ -3,6 +3,6 @@
 // of its own, and dig and curl as clients in each; and systemd-resolved, which
 // wants a machine for itself; and a gateway behind a network that blocks carriers.
 //
-// Its tests need root, ip, nft, unshare and nginx, what make peers puts at bin/resolved,
+// Its tests need root, ip, nft, unshare, nginx and dbus-daemon, what make peers puts at bin/resolved,
 // and the tag netns.
 package networks

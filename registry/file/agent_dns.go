@@ -21,6 +21,60 @@ type AgentDNS struct {
 
 	// Upstreams are asked for all other names; empty means that those are refused.
 	Upstreams []DNSUpstream `yaml:"upstreams" what:"an upstream" as:"upstream" unique:"upstream" empty:"list the resolvers to ask: [192.0.2.53]"`
+
+	// Install says which resolver of this host asks the agent, while it runs; "" means that
+	// none is told of it.
+	Install string `yaml:"install" oneof:"systemd-resolved resolv.conf"`
+}
+
+// What AgentDNS.Install may be.
+const (
+	InstallResolved   = "systemd-resolved" // asks the agent for its names
+	InstallResolvConf = "resolv.conf"      // names the agent first; the agent asks those from before
+)
+
+// resolvedStubs are addresses at which systemd-resolved answers.
+var resolvedStubs = []string{"127.0.0.53:53", "127.0.0.54:53"}
+
+// UDPAddress returns HOST:PORT of the first listener by UDP; "" for none.
+func (a *AgentDNS) UDPAddress() string {
+	for _, l := range a.Listeners {
+		if l.Transport == "udp" {
+			return l.Address
+		}
+	}
+	return ""
+}
+
+// checkInstall finds what does not go with the resolver that asks the agent.
+func (a *AgentDNS) checkInstall(d *decoder, at mapping, c *configuration) {
+	if a.Install == "" {
+		return
+	}
+	n := at.value("install")
+	out := c.config()
+	if len(a.Listeners) > 0 && a.UDPAddress() == "" {
+		d.errorf(at.where("listen"), "add udp://127.0.0.1:5354", "%s asks by UDP, and no listener takes that", a.Install)
+	}
+	switch {
+	case slices.Contains(out.agentZones(), ""):
+		d.errorf(n, `add names: ["*.shop.example"] to agent, those that the gateways have`, "%s would ask the agent for every name: it has the names \"*\"", a.Install)
+	case len(out.AgentDomains()) == 0:
+		d.errorf(n, "add names to agent", "there is no name for which %s could ask the agent", a.Install)
+	}
+	for i, u := range a.Upstreams {
+		if slices.Contains(resolvedStubs, u.Address) {
+			d.errorf(at.item("upstreams", i), "write the resolver of your network, as resolvectl status shows it", "upstream %s is systemd-resolved, which asks this agent", u.Address)
+		}
+	}
+	if a.Install == InstallResolvConf && a.UDPAddress() != "" && listenPort(a.UDPAddress()) != 53 {
+		d.errorf(at.where("listen"), "write udp://127.0.0.54:53, tcp://127.0.0.54:53", "resolv.conf has no ports: the agent must listen at port 53, and not at %s", a.UDPAddress())
+	}
+	for _, l := range a.Listeners {
+		if a.Install == InstallResolved && slices.Contains(resolvedStubs, l.Address) {
+			d.errorf(at.where("listen"), "write udp://127.0.0.1:5354, tcp://127.0.0.1:5354", "%s is an address of systemd-resolved itself", l)
+		}
+	}
 }
 
 // parseLocalDNS parses the address of a DNS server for this host alone.
@@ -61,6 +115,7 @@ func (a *Agent) addDNS(d *decoder, c *configuration, at mapping) {
 	if len(listen.Content) == 0 {
 		return
 	}
+	a.DNS.checkInstall(d, n, c)
 	node := mappingNode(n.node, "listen", listen, "rateLimit", integerNode(n.node, -1))
 	a.addUpstreams(d, c, node, list, n)
 	if has(d.root.node, "dns") { // without a value
@@ -77,11 +132,10 @@ func (a *Agent) addUpstreams(d *decoder, c *configuration, node *yaml.Node, list
 	add := func(key string, value *yaml.Node) {
 		node.Content = append(node.Content, scalarNode(n.node, key), value)
 	}
-	own := a.ownHosts(c)
-	a.own = own
-	if len(a.DNS.Upstreams) == 0 {
+	a.own = a.ownHosts(c)
+	if len(a.DNS.Upstreams) == 0 && a.DNS.Install != InstallResolvConf {
 		for _, p := range a.Names {
-			for _, host := range own {
+			for _, host := range a.own {
 				if name, err := tunnel.ParseName(host); err == nil && p != tunnel.AnyName && p.Matches(name) {
 					d.errorf(n.node, "add upstreams: [ADDRESS] to agent.dns, the resolvers that have it; or write the address of the gateway in place of its name", "the agent reaches its gateways by %q, which is one of the names that it answers by DNS", clip(host))
 				}
@@ -89,16 +143,10 @@ func (a *Agent) addUpstreams(d *decoder, c *configuration, node *yaml.Node, list
 		}
 		return
 	}
-	add("upstreams", list("upstreams"))
-	clients := sequenceNode(n.node, scalarNode(n.node, "127.0.0.0/8"), scalarNode(n.node, "::1/128"))
-	add("recursionClients", clients)
-	if len(own) > 0 {
-		forward := sequenceNode(n.node)
-		for _, host := range own {
-			forward.Content = append(forward.Content, mappingNode(n.node, "zone", scalarNode(n.node, host), "upstreams", list("upstreams")))
-		}
-		add("forward", forward)
+	if len(a.DNS.Upstreams) > 0 {
+		add("upstreams", list("upstreams"))
 	}
+	add("recursionClients", sequenceNode(n.node, scalarNode(n.node, "127.0.0.0/8"), scalarNode(n.node, "::1/128")))
 }
 
 // ownHosts returns the DNS names by which the agent reaches its gateways: they are never
@@ -122,6 +170,9 @@ func (a *Agent) ownHosts(c *configuration) []string {
 	return slices.Sorted(maps.Keys(all))
 }
 
+// AgentHosts returns the DNS names by which the agent reaches its gateways.
+func (c *Config) AgentHosts() []string { return c.Agent.own }
+
 // AgentOwns reports whether the agent reaches its gateways by name.
 func (c *Config) AgentOwns(name tunnel.Name) bool {
 	return c.Agent != nil && slices.Contains(c.Agent.own, name.String())
@@ -143,6 +194,30 @@ func (c *Config) ForwardAddrs(name tunnel.Name) (addrs []netip.Addr) {
 		}
 	}
 	return addrs
+}
+
+// AgentDomains returns the domains that hold the names of an agent, without those that are
+// below others.
+func (c *Config) AgentDomains() []string {
+	all := map[string]bool{}
+	for _, s := range c.Services {
+		for _, p := range s.Names {
+			domain := p.Suffix.String()
+			if domain == "" || domain == "local" || strings.HasSuffix(domain, ".local") || !p.Wildcard && !strings.Contains(domain, ".") {
+				continue
+			}
+			all[domain] = true
+		}
+	}
+	maps.DeleteFunc(all, func(domain string, _ bool) bool {
+		for rest, more := domain, true; more; {
+			if _, rest, more = strings.Cut(rest, "."); more && all[rest] {
+				return true
+			}
+		}
+		return false
+	})
+	return slices.Sorted(maps.Keys(all))
 }
 
 // agentZones returns the zones in which every name is one of an agent: those of its names with

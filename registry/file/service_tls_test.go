@@ -31,7 +31,7 @@ func TestServiceTLS(t *testing.T) {
 	want := registry.BackendTLS{
 		ServerName: "shop.internal", SANs: []string{"spiffe://corp.example/ns/shop/sa/web", "shop.internal", "*.internal", "2001:db8::1"},
 		MinVersion: tls.VersionTLS12, MaxVersion: tls.VersionTLS12, CipherSuites: []string{"TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256"},
-		KeyName: "file:gw.crt", TrustNames: []string{"file:hop-ca.pem"},
+		KeyName: "file:gw.crt", TrustNames: []string{"file:hop-ca.pem"}, PassClientTLS: true,
 	}
 	if !reflect.DeepEqual(first, want) {
 		t.Errorf("got %+v, want %+v", first, want)

@@ -14,6 +14,7 @@ import (
 
 	"culvert.dev/dns"
 	"culvert.dev/internal/gateway"
+	"culvert.dev/internal/hostdns"
 	"culvert.dev/internal/names"
 	"culvert.dev/registry"
 	"culvert.dev/registry/file"
@@ -80,6 +81,15 @@ func dnsServer(c *file.Config) (*gateway.DNS, error) {
 		s.Forward = forwarder(c.DNS)
 		if c.Agent != nil && c.Agent.DNS != nil { // in front of the host's resolvers, and as true to them as they are to it
 			s.Forward.PrivateZones = []string{"."}
+			if c.Agent.DNS.Install == file.InstallResolvConf {
+				s.Forward.ResolvConf = hostdns.Saved(resolvConf)
+			}
+			for _, host := range c.AgentHosts() { // which may be in the agent's own zones
+				if s.Forward.Zones == nil {
+					s.Forward.Zones = map[string][]dns.Upstream{}
+				}
+				s.Forward.Zones[host] = nil
+			}
 		}
 	}
 	d := &gateway.DNS{Server: s, VIPs: dnsVIPs(c), DeferIdentity: c.DNS.UnidentifiedCallers == "defer", Local: localNames(c)}

@@ -8,6 +8,7 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"net/netip"
 	"slices"
 	"strings"
 	"sync"
@@ -36,8 +37,9 @@ func newDoctor() *cobra.Command {
 		Long: `Doctor checks what culvert needs on this machine and on the way to its gateways:
 the files of keys and CAs, the clock, DNS, each carrier to each gateway, captive
 portals, packets that are lost for their size, rules of others in nftables, user
-namespaces, and ports that other programs have. It prints a sentence for each, and
-what to do about what is wrong.
+namespaces, ports that other programs have, and whether the resolver of this machine
+asks the agent for its names. It prints a sentence for each, and what to do about what
+is wrong.
 
 It looks at the flags of culvert agent, at a configuration file, or at what culvert
 join has left on this machine. It changes nothing, and sends nothing to a service.
@@ -89,7 +91,8 @@ type doctorReport struct {
 // A doctor makes a report. What it asks of the machine is replaced in tests.
 type doctor struct {
 	lookup func(ctx context.Context, host string) ([]string, error)
-	root   string // of /proc and /sys
+	ask    func(ctx context.Context, server, host string) ([]netip.Addr, error) // a DNS server
+	root   string                                                               // of /proc and /sys
 	nft    func(ctx context.Context) ([]byte, error)
 	now    func() time.Time
 
@@ -100,7 +103,7 @@ type doctor struct {
 }
 
 func newDoctorOf() *doctor {
-	return &doctor{lookup: net.DefaultResolver.LookupHost, root: "/", nft: listRules, now: time.Now}
+	return &doctor{lookup: net.DefaultResolver.LookupHost, ask: askDNS, root: "/", nft: listRules, now: time.Now}
 }
 
 func (d *doctor) add(check, of, state, remedy, format string, args ...any) {
@@ -170,6 +173,8 @@ func (d *doctor) examine(ctx context.Context, o *doctorOptions) {
 		d.gateways(ctx, c)
 		d.begin("ports")
 		d.ports(c)
+		d.begin("names")
+		d.names(ctx, c)
 	}
 	d.begin("nftables")
 	d.rules(ctx)

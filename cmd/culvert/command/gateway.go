@@ -168,8 +168,14 @@ func runGateway(ctx context.Context, now <-chan struct{}, stderr io.Writer, o *g
 		return err
 	}
 	defer stopCapture()
+	resolver := &hostDNS{log: log}
+	defer resolver.close()
+	if err := resolver.use(ctx, c); err != nil {
+		g.Close()
+		return hostDNSError(err)
+	}
 	if followed != nil {
-		r := &reloader{o: o, log: log, output: output, kube: current, ids: ids, own: own, capture: captured}
+		r := &reloader{o: o, log: log, output: output, kube: current, ids: ids, own: own, capture: captured, resolver: resolver}
 		r.follow(ctx, g, followed, c, cfg)
 		defer onHangup(func() {
 			notify(notifyReloading)

@@ -15,13 +15,14 @@ import (
 // A reloader has a running gateway follow its file. Its methods are called by the
 // goroutine of the source.
 type reloader struct {
-	o       *gatewayOptions
-	log     *slog.Logger
-	output  *logOutput   // of log; nil where its level and format stay
-	ids     *identities  // nil where they stay
-	own     *credentials // nil where they stay
-	capture *agentCapture
-	asked   atomic.Bool // for a reload, by a signal
+	o        *gatewayOptions
+	log      *slog.Logger
+	output   *logOutput   // of log; nil where its level and format stay
+	ids      *identities  // nil where they stay
+	own      *credentials // nil where they stay
+	capture  *agentCapture
+	resolver *hostDNS    // of this host; nil where it stays as it is
+	asked    atomic.Bool // for a reload, by a signal
 
 	g       *gateway.Gateway
 	read    func(path string, current *file.Config) (*file.Config, error)
@@ -51,7 +52,15 @@ func (r *reloader) follow(ctx context.Context, g *gateway.Gateway, src *file.Sou
 	if r.read == nil {
 		r.read = file.Reload
 	}
-	src.Load, src.OnConfig = r.load, r.use
+	src.Load = r.load
+	src.OnConfig = func(c *file.Config) *registry.Group {
+		if r.resolver != nil {
+			if err := r.resolver.use(ctx, c); err != nil {
+				r.log.Error("cannot change the DNS of this host; it stays as it is", "error", err)
+			}
+		}
+		return r.use(c)
+	}
 	src.OnError = func(error) { g.Reloaded(false) }
 }
 

@@ -193,7 +193,7 @@ right service inside. It never decrypts: mutual TLS goes end to end.`,
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return usageError(fmt.Sprintf("see %q", cmd.CommandPath()+" --help"), "%w", err)
 	})
-	root.AddCommand(newGateway(), newAgent(), newConnect(), newExec(), newEnter(), newCapture(), newDNS(), newProbe(), newDoctor(), newExplain(), newPolicy(), newExposed(), newStatus(), newTunnels(), newPeers(), newInvite(), newJoin(), newDevices(), newNAT(), newRefusals(), newConnectors(), newExpose(), newPorts(), newResolve(), newRegistry(), newConfig(), newCA(), newInstall(), newKubeTools(), newDemo(), newVersion())
+	root.AddCommand(newGateway(), newAgent(), newConnect(), newExec(), newEnter(), newRestore(), newCapture(), newDNS(), newProbe(), newDoctor(), newExplain(), newPolicy(), newExposed(), newStatus(), newTunnels(), newPeers(), newInvite(), newJoin(), newDevices(), newNAT(), newRefusals(), newConnectors(), newExpose(), newPorts(), newResolve(), newRegistry(), newConfig(), newCA(), newInstall(), newKubeTools(), newDemo(), newVersion())
 	return root
 }
 

@@ -178,6 +178,9 @@ type laterSource struct{ registry.Source }
 // gatewayConfig makes what gateway.New takes.
 func gatewayConfig(c *file.Config) (gateway.Config, error) {
 	cfg := gateway.Config{Site: c.Cluster, Mesh: c.Mesh, Lookup: new(dns.Resolver).Lookup, Version: version}
+	if c.Agent != nil {
+		cfg.Lookup = agentLookup(cfg.Sockets)
+	}
 	err := settings(c, &cfg)
 	if err != nil {
 		return cfg, err
