@@ -28,7 +28,9 @@ import (
 // Over a path shorter than shortPath the window is restWindow from the first
 // update on, which is 32 MB/s at least. It grows only for a stream that has moved
 // minMovedToGrow: until then, the kernel may have taken it all for a service that
-// does not read.
+// does not read. It stops at what is read in four times the round trip, or leastPath
+// where that is longer: more would wait in the socket of a receiver that is slower
+// than the path, and the other streams behind it.
 const (
 	connWindow     = 16 << 20
 	streamWindow   = 64 << 10
@@ -36,6 +38,7 @@ const (
 	maxWindow      = 16 << 20
 	maxGrowth      = 16 << 20
 	shortPath      = time.Millisecond
+	leastPath      = 250 * time.Microsecond
 	minMovedToGrow = 4 << 20
 
 	// minScarceHold is how many unread bytes a stream may have however scarce memory is.

@@ -1,8 +1,6 @@
 package h2
 
 import (
-	"time"
-
 	"golang.org/x/net/http2"
 
 	"culvert.dev/connect/internal/mux"
@@ -90,7 +88,7 @@ func (c *conn) took(s *Stream, n int) {
 		if rtt == 0 {
 			rtt = unknownRTT
 		}
-		grows := s.kept && now-s.began <= int64(2*max(rtt, time.Millisecond)) && (rtt >= shortPath || s.moved >= minMovedToGrow) &&
+		grows := s.kept && now-s.began <= int64(2*max(rtt, leastPath)) && (rtt >= shortPath || s.moved >= minMovedToGrow) &&
 			s.window < maxWindow && c.grown+s.window <= maxGrowth && !c.holding.MemoryShort()
 		s.taken, s.kept, s.began = 0, false, now
 		switch {

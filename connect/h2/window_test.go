@@ -215,6 +215,14 @@ func TestLongStreamOverAShortPath(t *testing.T) {
 	if s.window < 2*streamWindow || c.grown != s.window-streamWindow {
 		t.Errorf("a window of %d bytes after %d, noted are %d, want it to have grown", s.window, s.moved, c.grown)
 	}
+	before := s.window
+	for range 10 { // more would only wait at the receiver
+		s.kept, s.began, s.credit = true, mux.Clock()-int64(2*leastPath)-1, 0
+		c.took(s, s.window)
+	}
+	if s.window != before {
+		t.Errorf("a window of %d bytes, of which half is read in %v, has grown from %d", s.window, 2*leastPath, before)
+	}
 }
 
 // TestWindowShrinksOnce: over a short path a stream that reads its first window in
