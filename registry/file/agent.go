@@ -40,6 +40,8 @@ type Agent struct {
 	Capture *AgentCapture `yaml:"capture" reload:"restart"` // nil means that programs have to ask
 
 	DNS *AgentDNS `yaml:"dns"` // nil means that nothing is answered by DNS
+
+	Inbound []AgentInbound `yaml:"inbound" what:"an inbound listener" empty:"leave the key out to let nobody in"`
 	hopAccess
 
 	own []string // the DNS names by which the gateways are reached
@@ -213,6 +215,7 @@ func (a *Agent) expand(d *decoder, c *configuration) {
 	a.addGateways(d, c, at)
 	a.addService(d, c, at)
 	a.addListeners(d, c, at)
+	a.addInbound(d, c, at)
 	a.addDNS(d, c, at)
 }
 
