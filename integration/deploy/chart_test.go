@@ -165,6 +165,32 @@ func TestImportedServices(t *testing.T) {
 	}
 }
 
+// Replicas that share sessions find each other by a headless Service, as their configuration says.
+func TestSharedSessions(t *testing.T) {
+	objects := render(t, "gateway.sharedSessions.enabled=true", "gateway.sharedSessions.port=8443", "gateway.sharedSessions.key=gw",
+		"gateway.sharedSessions.trust=corp.example", "gateway.sharedSessions.ids=[spiffe://corp.example/gw]",
+		`gateway.config={"identity": {"keys": {"gw": {"certificateFile": "/keys/tls.crt", "keyFile": "/keys/tls.key"}}, "trust": {"corp.example": {"caFile": "/keys/ca.crt"}}}}`)
+	if !slices.Contains(ids(objects), "Service culvert-replicas") {
+		t.Errorf("there is no Service of the replicas: %q", ids(objects))
+	}
+	for _, o := range objects {
+		switch o.Kind() + " " + o.Name() {
+		case "Service culvert-replicas":
+			if at(o, "spec", "clusterIP") != "None" || at(o, "spec", "selector", "app.kubernetes.io/component") != "gateway" {
+				t.Errorf("the Service is %v", o)
+			}
+		case "ConfigMap culvert":
+			text, _ := at(o, "data", "culvert.yaml").(string)
+			for _, want := range []string{"- culvert-replicas.culvert-system.svc:8443", "- spiffe://corp.example/gw", "key: gw", "trust: corp.example"} {
+				if !strings.Contains(text, want) {
+					t.Errorf("the configuration lacks %q:\n%s", want, text)
+				}
+			}
+		}
+	}
+	whole(t, objects)
+}
+
 // The files of values in testdata/good are good, whole, and have other values
 // than the defaults for everything that is a choice.
 func TestGoodValues(t *testing.T) {
@@ -255,7 +281,11 @@ func wholeWorkload(t *testing.T, o culvert.Object, objects []culvert.Object) {
 			if !selects(at(s, "spec", "selector")) {
 				continue
 			}
-			for _, p := range at(s, "spec", "ports").([]any) {
+			list, ok := at(s, "spec", "ports").([]any)
+			if !ok && at(s, "spec", "clusterIP") != "None" { // which alone may have none
+				t.Errorf("service %s has no ports", s.Name())
+			}
+			for _, p := range list {
 				if !ports[fmt.Sprint(at(p, "targetPort"))] {
 					t.Errorf("service %s leads to port %v, which pods of %s do not have", s.Name(), at(p, "targetPort"), o.Name())
 				}

@@ -160,6 +160,7 @@ func TestBadValues(t *testing.T) {
 func TestTheChartRefuses(t *testing.T) {
 	for want, sets := range map[string][]string{
 		"multiCluster.enabled needs discovery.enabled: what is exported are its services":                        {"multiCluster.enabled=true", "discovery.enabled=false"},
+		"gateway.sharedSessions needs key, trust and ids: replicas ask each other by mutual TLS":                 {"gateway.sharedSessions.enabled=true"},
 		"multiCluster.importedServices.enabled needs multiCluster.enabled":                                       {"multiCluster.importedServices.enabled=true"},
 		"multiCluster.importedServices.enabled needs gateway.enabled: the addresses of imports lead to its pods": {"multiCluster.enabled=true", "multiCluster.importedServices.enabled=true", "gateway.enabled=false"},
 	} {

@@ -83,6 +83,18 @@
 {{- end -}}
 {{- $_ := set (index $c "kubernetes") "authorizationPolicies" $p -}}
 {{- end -}}
+{{- with $v.gateway.sharedSessions -}}
+{{- if .enabled -}}
+{{- if not (and .key .trust .ids) -}}
+{{- fail "gateway.sharedSessions needs key, trust and ids: replicas ask each other by mutual TLS" -}}
+{{- end -}}
+{{- $r := dict "to" (list (printf "%s-replicas.%s.svc:%d" (include "culvert.fullname" $) $.Release.Namespace (int .port))) "key" .key "trust" .trust "ids" .ids -}}
+{{- with .serverName -}}
+{{- $_ := set $r "serverName" . -}}
+{{- end -}}
+{{- $_ := set $c "replicas" $r -}}
+{{- end -}}
+{{- end -}}
 {{- include "culvert.merge" (list $c (deepCopy $v.config)) -}}
 {{- include "culvert.merge" (list $c (deepCopy $v.gateway.config)) -}}
 {{- toYaml $c -}}
