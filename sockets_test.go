@@ -47,7 +47,7 @@ var socketOwners = map[string]string{
 	"connect/h3/dialer.go":                   "for other programs; a gateway gives its own Lookup",
 	"connect/h3/rawquic.go":                  "a client of tests",
 	"nat/natpmp.go":                          "for other programs; a gateway gives its own Dial",
-	"nat/manager.go":                         "for other programs; a gateway gives its own Lookup",
+	"nat/seen.go":                            "for other programs; a gateway gives its own Lookup",
 	"nat/route.go":                           "asks the kernel for a route; nothing is sent",
 	"nat/announce.go":                        "hears what routers announce; nothing is sent",
 	"nat/upnp/upnp.go":                       "gives its sockets the Control that it is told",

@@ -1,0 +1,101 @@
+package nat
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"time"
+)
+
+// askSTUN returns the address that the first STUN server that answers sees.
+func (m *Manager) askSTUN(ctx context.Context, servers []string) netip.Addr {
+	ctx, cancel := context.WithTimeoutCause(ctx, stunTimeout, errors.New("no answer in time"))
+	defer cancel()
+	answers := make(chan netip.Addr, len(servers))
+	for _, server := range servers {
+		go func() {
+			at := netip.AddrPort{}
+			defer func() { answers <- at.Addr() }()
+			defer m.recovered()
+			var err error
+			if at, err = m.askOneSTUN(ctx, server); err != nil {
+				m.Log.Debug("a STUN server does not answer", "server", server, "error", err)
+			}
+		}()
+	}
+	seen := netip.Addr{}
+	for range servers {
+		if at := <-answers; at.IsValid() && !seen.IsValid() {
+			seen = at
+			cancel()
+		}
+	}
+	return seen
+}
+
+func (m *Manager) askOneSTUN(ctx context.Context, server string) (netip.AddrPort, error) {
+	host, port, err := net.SplitHostPort(server)
+	if err != nil {
+		return netip.AddrPort{}, err
+	}
+	number, err := net.LookupPort("udp", port)
+	if err != nil {
+		return netip.AddrPort{}, err
+	}
+	lookup := m.Lookup
+	if lookup == nil {
+		lookup = func(ctx context.Context, host string) ([]netip.Addr, error) {
+			return net.DefaultResolver.LookupNetIP(ctx, "ip4", host)
+		}
+	}
+	addrs := []netip.Addr{}
+	if a, err := netip.ParseAddr(host); err == nil {
+		addrs = append(addrs, a)
+	} else if addrs, err = lookup(ctx, host); err != nil {
+		return netip.AddrPort{}, err
+	}
+	for _, a := range addrs {
+		if a.Unmap().Is4() {
+			return AskSTUN(ctx, m.Dial, netip.AddrPortFrom(a.Unmap(), uint16(number)))
+		}
+	}
+	return netip.AddrPort{}, fmt.Errorf("%s has no address of IPv4", host)
+}
+
+// verify has those mappings verified that are due, and reports whether it has asked for any.
+func (m *Manager) verify(ctx context.Context) (asked bool) {
+	again := m.reverify.Swap(false)
+	for _, p := range m.mappings {
+		public := m.public(p)
+		if again && !p.verified {
+			p.verifyAt = time.Time{}
+		}
+		if m.Verify == nil || !public.IsValid() || time.Now().Before(p.verifyAt) {
+			continue
+		}
+		asked = true
+		once, cancel := context.WithTimeoutCause(ctx, verifyTimeout, errors.New("no answer in time"))
+		err := m.Verify(once, p.Port, public)
+		cancel()
+		if ctx.Err() != nil {
+			return asked
+		}
+		p.verifyErr = err
+		if err == nil {
+			if !p.verified {
+				m.Log.Info("mapped port verified from outside", "listener", p.Name, "external", public)
+			}
+			p.verified, p.unverified, p.verifyAt = true, 0, time.Now().Add(verifyInterval)
+			continue
+		}
+		p.unverified++
+		p.verifyAt = time.Now().Add(min(pollInterval<<min(p.unverified-1, 5), verifyInterval))
+		m.Log.Warn("mapped port not verified from outside; trying again", "listener", p.Name, "external", public, "error", err, "retry_in", time.Until(p.verifyAt))
+		if p.unverified >= maxUnverified {
+			p.verified = false
+		}
+	}
+	return asked
+}
