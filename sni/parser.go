@@ -17,6 +17,16 @@ func Parse(raw []byte) (Hello, error) {
 	return p.Feed(raw)
 }
 
+// ServerName returns the name that raw asks for, a ClientHello as Parse takes it, and "" for
+// anything else.
+func ServerName(raw []byte) string {
+	h, err := Parse(raw)
+	if err != nil || h.Name.IsZero() {
+		return ""
+	}
+	return h.Name.String()
+}
+
 // A Parser reads one ClientHello as it arrives. It looks at each byte once,
 // copies nothing but the name and the ALPN list, and holds nothing else.
 // The zero value is ready to use.

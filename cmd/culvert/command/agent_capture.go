@@ -91,7 +91,7 @@ func newAgentCapture(ctx context.Context, c *file.Config, cfg *gateway.Config, l
 	if want.VIPs {
 		a.state.VIPs = new(int)
 	}
-	protocol := &capture.Protocol{ServerName: serverName, Serves: a.serves, Log: log}
+	protocol := &capture.Protocol{ServerName: sni.ServerName, Serves: a.serves, Log: log}
 	if a.names != nil {
 		protocol.Resolve = a.names.Resolve
 	}
@@ -383,15 +383,6 @@ func (a *agentCapture) close() {
 	for _, ln := range a.listeners {
 		_ = ln.Close()
 	}
-}
-
-// serverName returns the name in a ClientHello, "" for anything else.
-func serverName(preamble []byte) string {
-	h, err := sni.Parse(preamble)
-	if err != nil || h.Name.IsZero() {
-		return ""
-	}
-	return h.Name.String()
 }
 
 // serves reports whether the service at a virtual IP, or the name that has an address, is that

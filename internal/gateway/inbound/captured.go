@@ -10,16 +10,7 @@ import (
 
 // captured returns the protocol of connections that rules of this host lead to the listener.
 func (l *Listener) captured() *capture.Protocol {
-	return &capture.Protocol{ServerName: serverName, Serves: l.builder.serves, Log: l.builder.Log}
-}
-
-// serverName is for capture.Protocol.ServerName.
-func serverName(preamble []byte) string {
-	h, err := sni.Parse(preamble)
-	if err != nil {
-		return ""
-	}
-	return h.Name.String()
+	return &capture.Protocol{ServerName: sni.ServerName, Serves: l.builder.serves, Log: l.builder.Log}
 }
 
 // serves is for capture.Protocol.Serves.
