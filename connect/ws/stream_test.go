@@ -62,7 +62,7 @@ func TestPingsThatWaited(t *testing.T) {
 	})
 }
 
-// TestBrokenByAPing: where a ping was the first to hear of a reset, whoever does not read
+// TestBrokenByAPing: where a ping was the first to hear of a reset, a relay that does not read
 // hears of it all the same.
 func TestBrokenByAPing(t *testing.T) {
 	ln, err := net.Listen("tcp", "127.0.0.1:0")

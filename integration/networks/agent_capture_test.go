@@ -429,7 +429,7 @@ s.sendall(b"GET / HTTP/1.0\r\n\r\n"); print(s.makefile().read())`)
 	r.refused("the second still", r.curl(other, to("10.96.0.80")))
 }
 
-// Programs are captured by their cgroup, whoever runs them, and refused where the agent has no
+// Programs are captured by their cgroup, whatever their user, and refused where the agent has no
 // descriptors left.
 func TestAgentCaptureOfCgroup(t *testing.T) {
 	t.Parallel()

@@ -249,7 +249,7 @@ func (d *dnsService) local() *names.Local {
 	return nil
 }
 
-// isOwn reports whether HOST:PORT is a socket at which questions are taken: who asks there
+// isOwn reports whether HOST:PORT is a socket at which questions are taken: a question there
 // asks this process.
 func (d *dnsService) isOwn(address string) bool {
 	to, err := netip.ParseAddrPort(address)

@@ -41,7 +41,7 @@ type Agent struct {
 
 	DNS *AgentDNS `yaml:"dns"` // nil means that nothing is answered by DNS
 
-	Inbound []AgentInbound `yaml:"inbound" what:"an inbound listener" empty:"leave the key out to let nobody in"`
+	Inbound []AgentInbound `yaml:"inbound" what:"an inbound listener" empty:"leave the key out to accept no callers"`
 	hopAccess
 
 	own []string // the DNS names by which the gateways are reached

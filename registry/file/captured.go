@@ -18,7 +18,7 @@ func (d *decoder) checkCaptured(l *Listener, at mapping) {
 	for key, why := range map[string]string{
 		"tls":           "what programs send goes to the service as it is",
 		"proxyProtocol": "the client is a program of this host, and sends no PROXY header",
-		"localUsers":    "the rules say whose connections are captured",
+		"localUsers":    "the rules of capture name the users",
 	} {
 		if v := at.value(key); v != nil {
 			hint := "leave it out"

@@ -50,7 +50,7 @@ type undecided struct {
 	req   *tunnel.Request
 }
 
-var errUndecided = errors.New("gateway: it is not decided yet who speaks TLS on the connection")
+var errUndecided = errors.New("gateway: the first bytes of the client have not decided yet whether the gateway speaks TLS")
 
 // Read and Write implement net.Conn: a caller that knows nothing of Decide sends nothing in
 // plaintext.
