@@ -263,8 +263,8 @@ func TestAgentInResolvConf(t *testing.T) {
 	h := newPlainHost(t)
 	text := strings.NewReplacer("udp://127.0.0.1:5354", "udp://127.0.0.54:53", "tcp://127.0.0.1:5354", "tcp://127.0.0.54:53", "systemd-resolved", "resolv.conf",
 		"192.0.2.7:443", "gw.shop.test:443").Replace(resolvedAgent)
-	h.network.addrs["gw.shop.test."] = "192.0.2.9"
-	h.network.addrs["printer.local."] = "192.0.2.10"
+	h.network.knows("gw.shop.test.", "192.0.2.9")
+	h.network.knows("printer.local.", "192.0.2.10")
 	stop := background(t, h.command(context.Background(), culvert, "agent", "--config", h.write("agent.yaml", text)))
 	testnet.Eventually(t, patience, func() bool {
 		return strings.Contains(h.resolvConf(), "nameserver 127.0.0.54\nsearch corp.test\nnameserver 192.0.2.53\n")

@@ -49,21 +49,29 @@ SYSTEMD_LOG_LEVEL=debug SYSTEMD_LOG_TARGET=console exec "$4"
 
 // An upstream is a DNS server that knows a few addresses, and who was asked for.
 type upstream struct {
-	addrs map[string]string // what is not there, is answered with
-	rcode int
+	rcode int // the answer for names that addrs lacks
 
 	mu    sync.Mutex // guards what follows
+	addrs map[string]string
 	asked []string
+}
+
+// knows has the server answer for one name more.
+func (u *upstream) knows(name, addr string) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.addrs[name] = addr
 }
 
 func (u *upstream) ServeDNS(w dns.ResponseWriter, q *dns.Msg) {
 	name := strings.ToLower(q.Question[0].Name)
 	u.mu.Lock()
 	u.asked = append(u.asked, name)
+	addr := u.addrs[name]
 	u.mu.Unlock()
 	m := new(dns.Msg).SetReply(q)
 	m.RecursionAvailable = true
-	if addr := u.addrs[name]; addr == "" {
+	if addr == "" {
 		m.Rcode = u.rcode
 	} else if q.Question[0].Qtype == dns.TypeA {
 		m.Answer = []dns.RR{&dns.A{Hdr: dns.RR_Header{Name: q.Question[0].Name, Rrtype: dns.TypeA, Class: dns.ClassINET, Ttl: 60}, A: net.ParseIP(addr)}}
