@@ -3,6 +3,7 @@ package command
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -12,6 +13,7 @@ import (
 	"net/url"
 	"os"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -93,6 +95,24 @@ func newAdminClient(addr string) (*adminClient, error) {
 	}
 	c.http = &http.Client{Transport: t}
 	return c, nil
+}
+
+// askTime is the limit for one question to a running gateway: the answer may be long.
+const askTime = time.Minute
+
+// ask asks for path, and decodes the answer into a value.
+func (c *adminClient) ask(ctx context.Context, method, path string, q url.Values, into any) error {
+	ctx, cancel := context.WithTimeout(ctx, askTime)
+	defer cancel()
+	body, err := c.do(ctx, method, path, q)
+	if err != nil {
+		return err
+	}
+	defer body.Close()
+	if err := json.NewDecoder(body).Decode(into); err != nil {
+		return fmt.Errorf("the gateway's answer: %w", err)
+	}
+	return nil
 }
 
 // do asks for path. The answer is one of success, and its body the caller's to

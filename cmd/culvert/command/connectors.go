@@ -2,7 +2,6 @@ package command
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
@@ -66,17 +65,8 @@ func runConnectors(ctx context.Context, w io.Writer, o *connectorsOptions) error
 
 // connectors returns the sessions of connectors and their names.
 func (c *adminClient) connectors(ctx context.Context) (list gateway.Connectors, err error) {
-	ctx, cancel := context.WithTimeout(ctx, askTime)
-	defer cancel()
-	body, err := c.do(ctx, http.MethodGet, "/connectors", nil)
-	if err != nil {
-		return list, err
-	}
-	defer body.Close()
-	if err := json.NewDecoder(body).Decode(&list); err != nil {
-		return list, fmt.Errorf("the gateway's answer: %w", err)
-	}
-	return list, nil
+	err = c.ask(ctx, http.MethodGet, "/connectors", nil, &list)
+	return list, err
 }
 
 // printConnectors prints list: the sessions, and the names that have none.

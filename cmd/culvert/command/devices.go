@@ -2,11 +2,11 @@ package command
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net"
+	"net/http"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -190,14 +190,9 @@ func (o *adminOptions) devices(ctx context.Context) ([]enroll.Device, error) {
 	if err != nil {
 		return nil, err
 	}
-	body, err := c.do(ctx, "GET", "/devices", nil)
-	if err != nil {
-		return nil, err
-	}
-	defer body.Close()
 	all := []enroll.Device{}
-	if err := json.NewDecoder(body).Decode(&all); err != nil {
-		return nil, fmt.Errorf("the gateway's answer: %w", err)
+	if err := c.ask(ctx, http.MethodGet, "/devices", nil, &all); err != nil {
+		return nil, err
 	}
 	return all, nil
 }

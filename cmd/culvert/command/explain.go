@@ -2,7 +2,6 @@ package command
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"net"
@@ -11,7 +10,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -177,20 +175,13 @@ func pickListener(c *file.Config, addr string) (string, error) {
 
 // explainThere asks a running gateway.
 func explainThere(ctx context.Context, addr string, q gateway.Query) (*gateway.Explanation, error) {
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
-	defer cancel()
 	c, err := askedGateway(addr)
 	if err != nil {
 		return nil, err
 	}
-	body, err := c.do(ctx, http.MethodGet, "/explain", q.Values())
-	if err != nil {
-		return nil, err
-	}
-	defer body.Close()
 	var x gateway.Explanation
-	if err := json.NewDecoder(io.LimitReader(body, 1<<20)).Decode(&x); err != nil {
-		return nil, fmt.Errorf("the gateway's answer: %w", err)
+	if err := c.ask(ctx, http.MethodGet, "/explain", q.Values(), &x); err != nil {
+		return nil, err
 	}
 	return &x, nil
 }

@@ -3,7 +3,6 @@ package command
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
@@ -119,17 +118,8 @@ func runRefusals(ctx context.Context, w io.Writer, o *refusalsOptions, q url.Val
 
 // refusals returns the refusals that q means.
 func (c *adminClient) refusals(ctx context.Context, q url.Values) (list admin.Refusals, err error) {
-	ctx, cancel := context.WithTimeout(ctx, askTime)
-	defer cancel()
-	body, err := c.do(ctx, http.MethodGet, "/refusals", q)
-	if err != nil {
-		return list, err
-	}
-	defer body.Close()
-	if err := json.NewDecoder(body).Decode(&list); err != nil {
-		return list, fmt.Errorf("the gateway's answer: %w", err)
-	}
-	return list, nil
+	err = c.ask(ctx, http.MethodGet, "/refusals", q, &list)
+	return list, err
 }
 
 // complete returns what a shell offers of the refusals: a word of each.

@@ -2,9 +2,9 @@ package command
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
+	"net/http"
 	"net/url"
 	"strings"
 
@@ -86,20 +86,13 @@ func runResolve(ctx context.Context, w io.Writer, o *resolveOptions, name string
 
 // resolveThere asks a running gateway.
 func resolveThere(ctx context.Context, o *resolveOptions, name string) (*gateway.Resolution, error) {
-	ctx, cancel := context.WithTimeout(ctx, askTime)
-	defer cancel()
 	c, err := askedGateway(o.admin)
 	if err != nil {
 		return nil, err
 	}
-	body, err := c.do(ctx, "GET", "/resolve", url.Values{"name": {name}, "from": {o.from}})
-	if err != nil {
-		return nil, err
-	}
-	defer body.Close()
 	var r gateway.Resolution
-	if err := json.NewDecoder(body).Decode(&r); err != nil {
-		return nil, fmt.Errorf("the gateway's answer: %w", err)
+	if err := c.ask(ctx, http.MethodGet, "/resolve", url.Values{"name": {name}, "from": {o.from}}, &r); err != nil {
+		return nil, err
 	}
 	return &r, nil
 }

@@ -3,7 +3,6 @@ package command
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"maps"
@@ -110,16 +109,9 @@ type runningStatus struct {
 
 // status asks a running gateway how it is.
 func (c *adminClient) status(ctx context.Context) (*runningStatus, error) {
-	ctx, cancel := context.WithTimeout(ctx, askTime)
-	defer cancel()
-	body, err := c.do(ctx, http.MethodGet, "/status", nil)
-	if err != nil {
-		return nil, err
-	}
-	defer body.Close()
 	var s runningStatus
-	if err := json.NewDecoder(body).Decode(&s); err != nil {
-		return nil, fmt.Errorf("the gateway's answer: %w", err)
+	if err := c.ask(ctx, http.MethodGet, "/status", nil, &s); err != nil {
+		return nil, err
 	}
 	return &s, nil
 }

@@ -3,7 +3,6 @@ package command
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
@@ -17,9 +16,6 @@ import (
 
 	"culvert.dev/internal/admin"
 )
-
-// askTime is the limit for one question about tunnels: the answer may be long.
-const askTime = time.Minute
 
 type tunnelsOptions struct {
 	admin  adminOptions
@@ -102,16 +98,9 @@ func runTunnels(ctx context.Context, w io.Writer, o *tunnelsOptions) error {
 
 // tunnels returns the open tunnels that q means, never nil.
 func (c *adminClient) tunnels(ctx context.Context, q url.Values) ([]admin.Tunnel, error) {
-	ctx, cancel := context.WithTimeout(ctx, askTime)
-	defer cancel()
-	body, err := c.do(ctx, http.MethodGet, "/tunnels", q)
-	if err != nil {
-		return nil, err
-	}
-	defer body.Close()
 	list := []admin.Tunnel{}
-	if err := json.NewDecoder(body).Decode(&list); err != nil {
-		return nil, fmt.Errorf("the gateway's answer: %w", err)
+	if err := c.ask(ctx, http.MethodGet, "/tunnels", q, &list); err != nil {
+		return nil, err
 	}
 	return list, nil
 }

@@ -2,7 +2,6 @@ package command
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
@@ -121,16 +120,9 @@ func byID(ids []string) (questions []url.Values, f admin.TunnelFilter, err error
 
 // close closes the tunnels that q means and returns their IDs.
 func (c *adminClient) close(ctx context.Context, q url.Values) ([]uint64, error) {
-	ctx, cancel := context.WithTimeout(ctx, askTime)
-	defer cancel()
-	body, err := c.do(ctx, http.MethodDelete, "/tunnels", q)
-	if err != nil {
-		return nil, err
-	}
-	defer body.Close()
 	var done admin.Closed
-	if err := json.NewDecoder(body).Decode(&done); err != nil {
-		return nil, fmt.Errorf("the gateway's answer: %w", err)
+	if err := c.ask(ctx, http.MethodDelete, "/tunnels", q, &done); err != nil {
+		return nil, err
 	}
 	return done.Closed, nil
 }
