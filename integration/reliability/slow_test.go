@@ -294,9 +294,9 @@ func TestByteASecond(t *testing.T) {
 				default:
 				}
 				p, off := make([]byte, 1<<20), int64(len(text))
-				_ = slow.SetReadDeadline(time.Now().Add(patience))
 				for err == nil {
 					var n int
+					_ = slow.SetReadDeadline(time.Now().Add(patience))
 					n, err = slow.Read(p)
 					if err := stream.Check(p[:n], off); err != nil {
 						t.Fatal(err)
