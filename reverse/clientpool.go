@@ -265,7 +265,7 @@ func (p *clientPool) discard(r *readyConn) {
 }
 
 // errPoolEnded is why a pool connection that has just been opened has ended.
-var errPoolEnded = errors.New("the gateway has closed it: its listener may lack the protocol " + PoolProtocolName + ", or another replica got it")
+var errPoolEnded = errors.New("the gateway has closed it: its listener may lack the protocol " + PoolProtocolName + ", another replica got it, or it came from another address than the session")
 
 // wait returns when r was taken or has ended. The error is about one that ended at once.
 func (p *clientPool) wait(r *readyConn, id uint64, began time.Time) error {
@@ -275,7 +275,7 @@ func (p *clientPool) wait(r *readyConn, id uint64, began time.Time) error {
 		p.discard(r)
 		switch {
 		case n > 0:
-			return errors.New("the gateway has sent something before a request")
+			return errors.New("something was sent before a request: an HTTP server in front of the gateway may have answered, which carries no pool connections")
 		case time.Since(began) < poolSteady:
 			return errPoolEnded
 		}

@@ -137,3 +137,75 @@ services:
 		return l.Reason == "dial-failed" && strings.Contains(l.Err, "check that url of upstreamProxy is an HTTP proxy, and that it runs")
 	})
 }
+
+// A connector behind a corporate proxy: its session and its pool connections pass the proxy with
+// credentials, by each carrier, and requests go over the pool connections.
+func TestConnectorBehindCorporateProxy(t *testing.T) {
+	const name = "gw.example.test"
+	w := newWorld(t)
+	issue(t, w.authority, w.dir, "gw", testca.Options{SPIFFEID: "spiffe://example.test/gw", DNSNames: []string{name}, Usage: testca.ServerOnly})
+	port, proxyPort := freePort(t), freePort(t)
+	_, logs := w.squid(t, proxyPort, port, "alice", "hunter2", "127.0.0.1 "+name+"\n")
+	w.write(t, "password", "hunter2\n")
+	service := w.serveHTTPS(t, http.HandlerFunc(whoami))
+	logged := func() string {
+		log, err := os.ReadFile(logs)
+		must(t, err)
+		return string(log)
+	}
+	for _, carrier := range []string{"connect", "connect-h2", "websocket"} {
+		t.Run(carrier, func(t *testing.T) {
+			far := startGateway(t, "--config", w.write(t, "far-"+carrier+".yaml", fmt.Sprintf(`
+cluster: far
+listeners:
+  - address: "127.0.0.1:%s"
+    protocols: [sni, reverse-pool]
+    tls: {names: [%s], certificateFile: gw.crt, keyFile: gw.key, protocols: [%s], trust: example.test}
+identity: {trust: {example.test: {caFile: ca.crt}}}
+admin: 127.0.0.1:%s
+policies:
+  - {name: edge, verb: register, action: allow, targets: {names: [%s]}, rules: [{sources: [{spiffe: [%q]}]}]}
+services: []
+`, port, name, carrier, freePort(t), svc, clientID)))
+			near := startGateway(t, "--config", w.write(t, "connector-"+carrier+".yaml", fmt.Sprintf(`
+cluster: near
+listeners: [{address: "127.0.0.1:%s", protocols: [connect]}]
+admin: 127.0.0.1:%s
+upstreamProxy: {url: "http://127.0.0.1:%s", user: alice, passwordFile: password}
+reverse:
+  to: ["%s:%s"]
+  protocol: %s
+  poolConnections: 2
+  certificateFile: web.crt
+  keyFile: web.key
+  caFile: ca.crt
+  expose: [{name: %s, to: %q}]
+services: []
+`, freePort(t), freePort(t), proxyPort, name, port, carrier, svc, service)))
+			full := func() bool {
+				var list struct{ Sessions []struct{ Pool int } }
+				return far.ask("/connectors", &list) == nil && len(list.Sessions) == 1 && list.Sessions[0].Pool == 2
+			}
+			before := strings.Count(logged(), " alice ")
+			const requests = 3
+			for range requests {
+				far.await(t, "had two pool connections", full)
+				out, errs, code := command(t, "curl", "-sS", "--connect-to", svc+":443:"+far.addr, "--cacert", w.ca, "--cert", w.cert, "--key", w.key, "https://"+svc+"/")
+				if code != 0 || !strings.HasPrefix(out, "you are "+clientID) {
+					t.Fatalf("curl: exit code %d, got %q, %s", code, out, errs)
+				}
+			}
+			// The session stands, so that each connection which the proxy has logged is one of the
+			// pool, which has ended with its request.
+			near.await(t, "used as many pool connections as there were requests", func() bool {
+				return strings.Count(logged(), " alice ") == before+requests
+			})
+			far.await(t, "had two pool connections again", full)
+			near.signal(syscall.SIGKILL)
+			near.awaitEnd(t)
+			far.signal(syscall.SIGKILL)
+			far.awaitEnd(t)
+			far.await(t, "been forgotten by the proxy", func() bool { return strings.Count(logged(), " alice ") == before+requests+3 })
+		})
+	}
+}

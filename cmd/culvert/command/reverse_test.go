@@ -198,25 +198,59 @@ func TestReverseGuide(t *testing.T) {
 	}, "the session has the other name")
 }
 
-// With pool connections, what clients and the service send each other goes over these, and
-// the service is reached as without.
+// With pool connections, what clients and the service send each other goes over these,
+// whatever carries the session, and the service is reached as without. A ticket is good once.
 func TestReversePool(t *testing.T) {
+	for _, carrier := range []string{"connect", "connect-h2", "websocket", "hbone"} {
+		t.Run(carrier, func(t *testing.T) {
+			testReversePool(t, carrier)
+		})
+	}
+}
+
+// poolPreamble begins a pool connection, and a ticket follows.
+const poolPreamble = "\x00culvert-pool/1\n"
+
+func testReversePool(t *testing.T, carrier string) {
 	w := newReverseWorld(t)
 	w.gatewayRecipe = strings.Replace(w.gatewayRecipe, "protocols: [sni]", "protocols: [sni, reverse-pool]", 1)
+	w.gatewayRecipe = strings.Replace(w.gatewayRecipe, "protocols: [connect]", "protocols: ["+carrier+"]", 1)
+	access := "  key: edge\n  poolConnections: 2\n  protocol: " + carrier + "\n"
+	if carrier == "hbone" { // its clients send no name: those that do have a listener of their own
+		w.gatewayRecipe = strings.Replace(w.gatewayRecipe, "protocols: [sni, reverse-pool]", "protocols: [reverse-pool]", 1)
+		w.gatewayRecipe = strings.Replace(w.gatewayRecipe, "names: [gw1.example], ", "", 1)
+		w.gatewayRecipe = strings.Replace(w.gatewayRecipe, "identity:\n", "  - {address: \"127.0.0.1:4\", protocols: [sni]}\nidentity:\n", 1)
+		w.recipe = strings.Replace(w.recipe, "  serverName: gw1.example\n", "  peers: [\"spiffe://corp.example/ns/gw/sa/gw1\"]\n", 1)
+	}
 	w.gateway = w.startGateway(t)
+	path := testnet.NewRecorder(t, w.gateway.addrs[0])
 	_, to, _ := strings.Cut(w.recipe, "  to: [")
 	old, _, _ := strings.Cut(to, "]")
-	w.recipe = strings.Replace(w.recipe, old, fmt.Sprintf("%q", w.gateway.addrs[0]), 1)
-	connector := w.connector(t, "spiffe://corp.example/ns/edge/sa/one", strings.Replace(w.recipe, "  key: edge\n", "  key: edge\n  poolConnections: 2\n", 1))
+	w.recipe = strings.Replace(w.recipe, old, fmt.Sprintf("%q", path.Addr()), 1)
+	connector := w.connector(t, "spiffe://corp.example/ns/edge/sa/one", strings.Replace(w.recipe, "  key: edge\n", access, 1))
 	full := func() bool {
 		s, at := connector.Status().Reverse, w.gateway.Connectors().Sessions
 		return s != nil && s.To[0].Pool == 2 && len(at) == 1 && at[0].Pool == 2
 	}
+	// raw returns the tickets that pool connections began with, and how many of them have carried
+	// something.
+	raw := func() (tickets []string, used int) {
+		for _, f := range path.Flows() {
+			if ticket, ok := strings.CutPrefix(string(f.Up), poolPreamble); ok && len(ticket) >= 32 {
+				tickets = append(tickets, ticket[:32])
+				if len(ticket) > 32 && len(f.Down) > 0 {
+					used++
+				}
+			}
+		}
+		return tickets, used
+	}
 	const want = "hello spiffe://corp.example/ns/web/sa/client\n"
-	for range 4 {
+	const requests = 4
+	for range requests {
 		testnet.Eventually(t, patience, full, "the pool is full")
 		before := w.gateway.Connectors().Sessions[0]
-		if got, err := w.ask(t, "cam.edge.example"); err != nil || got != want {
+		if got, err := w.askAt(t, w.gateway.addrs[len(w.gateway.addrs)-1], "cam.edge.example"); err != nil || got != want {
 			t.Fatalf("got %q and %v, want %q", got, err, want)
 		}
 		testnet.Eventually(t, patience, func() bool {
@@ -224,8 +258,28 @@ func TestReversePool(t *testing.T) {
 			return now.Streams == 0 && now.In > before.In && now.Out > before.Out
 		}, "the session counts what went over the pool connection")
 	}
-	if err := probe(w.gateway.addrs[0], "\x00culvert-pool/1\n"+strings.Repeat("x", 32)); err == nil {
+	testnet.Eventually(t, patience, full, "the pool is full again")
+	if at := w.gateway.Connectors().Sessions[0]; !at.TLS {
+		t.Errorf("the session is not in TLS: %+v", at)
+	}
+	tickets, used := raw()
+	if used != requests {
+		t.Errorf("%d of %d pool connections have carried something, want %d", used, len(tickets), requests)
+	}
+	seen := map[string]bool{}
+	for _, ticket := range tickets {
+		if seen[ticket] {
+			t.Error("the connector has used a ticket twice")
+		}
+		if seen[ticket] = true; probe(w.gateway.addrs[0], poolPreamble+ticket) == nil {
+			t.Error("a connection with a ticket that was used is open")
+		}
+	}
+	if err := probe(w.gateway.addrs[0], poolPreamble+strings.Repeat("x", 32)); err == nil {
 		t.Error("a connection with a ticket of nobody's is open")
+	}
+	if !full() {
+		t.Error("connections with such tickets have ended others")
 	}
 }
 
