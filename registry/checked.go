@@ -162,7 +162,10 @@ func (r *Registry) States() func(ap netip.AddrPort) (state string, err error) {
 	}
 	for key, f := range h.failing {
 		one := known{StateSuspect, f.err}
-		if !h.due(key, now).IsZero() {
+		switch {
+		case f.open():
+			one.state = StateOpen
+		case !h.due(key, now).IsZero():
 			one.state = StateFailing
 		}
 		states[key.addr] = one
@@ -252,6 +255,7 @@ func (h *health) countName(t Target, all, down int) {
 const (
 	StateDown    = "down"    // a check says so
 	StateEjected = "ejected" // it has failed too often in a row, and is tried last for a while
+	StateOpen    = "open"    // its circuit: connections fail again and again, and one each second is tried
 	StateFailing = "failing" // it could not be dialed, and is tried last for a while
 	StateSuspect = "suspect" // the while is over, and nobody has reached it since
 	StateUp      = "up"      // a check says so
@@ -288,7 +292,7 @@ func (r *Registry) Health() []Health {
 		return nil
 	}
 	background.Do(func() { attributeHealth(r.Table(), list) })
-	worst := []string{StateDown, StateFailing, StateSuspect, StateUp}
+	worst := []string{StateDown, StateOpen, StateFailing, StateSuspect, StateUp}
 	slices.SortFunc(list, func(a, b Health) int {
 		return cmp.Or(
 			cmp.Compare(slices.Index(worst, a.State), slices.Index(worst, b.State)), a.Addr.Compare(b.Addr), cmp.Compare(a.Host, b.Host), cmp.Compare(a.Via, b.Via),
@@ -320,7 +324,10 @@ func (h *health) list() []Health {
 		if key.hop != "" {
 			one.setHop(key)
 		}
-		if !h.due(key, now).IsZero() {
+		switch {
+		case f.open():
+			one.State, one.Err = StateOpen, f.connectErr
+		case !h.due(key, now).IsZero():
 			one.State = StateFailing
 		}
 		list = append(list, one)

@@ -61,13 +61,19 @@ type failure struct {
 	trial  time.Time // the end of the trial under way, zero if none
 	host   string    // the DNS name the address came from, "" for a written address
 	err    error     // of the last
+
+	// Of the circuit.
+	unconnected int       // dials in a row without a connection
+	nextTrial   time.Time // when an open circuit lets the next dial through
+	connectErr  error     // of the last of them
 }
 
 // health remembers across tables which addresses fail, by what dials and by
 // what checks say of them. Where they differ, the worse word counts.
 type health struct {
-	n       atomic.Int64 // of failing and down, so that requests can tell without the lock that all is well
-	mu      sync.RWMutex // guards what follows
+	cutOff  atomic.Uint64 // dials that open circuits have refused
+	n       atomic.Int64  // of failing and down, so that requests can tell without the lock that all is well
+	mu      sync.RWMutex  // guards what follows
 	failing map[healthKey]failure
 	checked map[Target]verdict
 	down    map[healthKey]int     // by how many of the checked
@@ -127,7 +133,9 @@ func (h *health) record(key healthKey, ep *tunnel.Endpoint, err error) {
 		h.mu.Lock()
 		defer h.mu.Unlock()
 		f, known := h.failing[key]
+		f.countUnconnected(ep, err, now)
 		if known && now.Before(f.until) {
+			h.failing[key] = f
 			return // dials that were under way together are one failure
 		}
 		if !known && len(h.failing) >= maxFailing {

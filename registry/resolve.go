@@ -68,6 +68,8 @@ func (r *Registry) Resolve(ctx context.Context, req *tunnel.Request) (tunnel.Rou
 	route.Endpoints = eps
 	if x.unreported {
 		route.Report = nil
+	} else if r.health.n.Load() > 0 {
+		route.Circuit = r.health.circuit
 	}
 	return route, nil
 }

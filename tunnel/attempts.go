@@ -20,12 +20,20 @@ type EndpointDialer interface {
 // and how it came about. The attempts before it go to o.
 func (r *Router) dial(ctx context.Context, req *Request, route *Route, o *Outcome) (net.Conn, Attempt, error) {
 	left, most := r.dialAttempts(), route.Limits.perEndpoint()
+	circuits := trials{route: route, take: true}
 	for i := range route.Endpoints {
 		ep := &route.Endpoints[i]
 		if left == 0 {
 			break
 		}
 		if !ep.Load.enter(most) {
+			continue
+		}
+		if err := circuits.admit(req, ep); err != nil { // which costs nothing: others may work
+			ep.Load.add(-1)
+			if len(o.Attempts) < r.dialAttempts() {
+				o.Attempts = append(o.Attempts, Attempt{Endpoint: *ep, Err: err})
+			}
 			continue
 		}
 		left--
@@ -53,7 +61,7 @@ func (r *Router) dial(ctx context.Context, req *Request, route *Route, o *Outcom
 // dialOne dials ep, whose Load counts the tunnel already. Where that works, the count
 // stays.
 func (r *Router) dialOne(ctx context.Context, req *Request, route *Route, ep *Endpoint) (c net.Conn, _ Attempt) {
-	start := time.Now()
+	start, whole := time.Now(), ctx
 	ctx, cancel := withLazyTimeout(ctx, start, limit(r.limits().ConnectTimeout, DefaultConnectTimeout))
 	defer cancel()
 	defer func() {
@@ -64,6 +72,9 @@ func (r *Router) dialOne(ctx context.Context, req *Request, route *Route, ep *En
 	c, err := r.dialEndpoint(ctx, req, ep)
 	if err != nil {
 		c, err = nil, dialError(*ep, err)
+	}
+	if e, ok := errors.AsType[*Error](err); ok && e.Reason == DialTimeout && whole.Err() != nil {
+		e.Unconnected = false // it had less than its time
 	}
 	// A dial that we gave up, refused or had no descriptor for says nothing of the endpoint.
 	why := ReasonOf(err)

@@ -81,7 +81,7 @@ func (d *NetDialer) DialEndpoint(ctx context.Context, ep Endpoint) (net.Conn, er
 	// The address is a literal: what was checked is what is dialed.
 	c, err := poll.Dial(ctx, ep.Addr, d.Sockets.Mark, taskOf(ctx))
 	if err != nil {
-		return nil, dialError(ep, err)
+		return nil, unconnected(dialError(ep, err))
 	}
 	return c, nil
 }
@@ -93,6 +93,14 @@ func (d *NetDialer) DialContext(ctx context.Context, network, addr string) (net.
 		return nil, fmt.Errorf("dial %q: an address and a port are needed: %w", addr, err)
 	}
 	return d.DialEndpoint(ctx, Endpoint{Addr: ap})
+}
+
+// unconnected marks err, of dialError, where it is a failure of the address.
+func unconnected(err error) error {
+	if e, ok := errors.AsType[*Error](err); ok && (e.Reason == DialFailed || e.Reason == DialTimeout) {
+		e.Unconnected = true
+	}
+	return err
 }
 
 // dialError gives err its Reason.

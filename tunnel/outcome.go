@@ -80,6 +80,10 @@ type Error struct {
 	// that no other endpoint is tried.
 	BehindHop bool
 	Final     bool
+
+	// Unconnected says that the dialed address made no TCP connection: it refused it, or did
+	// not answer, or could not be reached. A NetDialer says so.
+	Unconnected bool
 }
 
 // Refusef makes an *Error.

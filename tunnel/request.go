@@ -347,6 +347,12 @@ type Route struct {
 	// Report is told of every dial: nil for one that worked. May be nil.
 	Report func(Endpoint, error)
 
+	// Circuit returns why no stream goes to an endpoint: connections to it have failed again and
+	// again. It is nil where they have not. due says that the endpoint may be dialed all the
+	// same, as a trial, which is the caller's where take is true. Nil means that no endpoint has
+	// failed.
+	Circuit func(ep *Endpoint, take bool) (due bool, open error)
+
 	// Policy is the decision that permits the request, or denies it; nil where no
 	// policy is about it.
 	Policy *PolicyDecision

@@ -190,11 +190,17 @@ func (r *Router) Forecast(ctx context.Context, req *Request) (Route, []Attempt, 
 			return route, nil, refusal
 		}
 	}
-	var attempts []Attempt
-	refused, left := 0, r.dialAttempts()
+	var attempts, broken []Attempt // broken have an open circuit
+	refused, left, circuits := 0, r.dialAttempts(), trials{route: &route}
 	for i := range route.Endpoints {
 		ep := &route.Endpoints[i]
 		a := Attempt{Endpoint: *ep, Err: r.check(req, ep)}
+		if a.Err == nil {
+			if a.Err = circuits.admit(req, ep); a.Err != nil {
+				broken = append(broken, a)
+				continue
+			}
+		}
 		if most := route.Limits.perEndpoint(); most > 0 && ep.Load.Tunnels() >= most {
 			a.Err = endpointFull(route.Limits)
 		} else if left--; left < 0 {
@@ -205,8 +211,11 @@ func (r *Router) Forecast(ctx context.Context, req *Request) (Route, []Attempt, 
 		}
 		attempts = append(attempts, a)
 	}
+	broken = broken[:min(len(broken), r.dialAttempts())]
+	refused += len(broken)
+	attempts = append(attempts, broken...)
 	switch {
-	case left == r.dialAttempts():
+	case left == r.dialAttempts() && len(broken) == 0:
 		return route, attempts, route.errAllFull()
 	case refused == len(attempts):
 		return route, attempts, dialFailure(&route, attempts)
@@ -220,6 +229,27 @@ func (r *Router) dialAttempts() int {
 		return DefaultMaxDialAttempts
 	}
 	return r.MaxDialAttempts
+}
+
+// A trials admits one endpoint with an open circuit to a request: several that are dead and
+// due could take all of its attempts.
+type trials struct {
+	route *Route
+	take  bool // whether the trial is made
+	made  bool
+}
+
+// admit returns why ep is not dialed for req, as its circuit is open.
+func (t *trials) admit(req *Request, ep *Endpoint) error {
+	if t.route.Circuit == nil || req.Datagrams != nil {
+		return nil
+	}
+	due, open := t.route.Circuit(ep, t.take && !t.made)
+	if open == nil || due && !t.made {
+		t.made = t.made || open != nil
+		return nil
+	}
+	return open
 }
 
 // endpointFull is why an endpoint is passed over.

@@ -146,6 +146,14 @@ func (g *Gateway) healthGauges(m *metrics.Metrics) {
 		"passed": count(func() int64 { return g.checker.Counts().Passed }),
 		"failed": count(func() int64 { return g.checker.Counts().Failed }),
 	})
+	m.Gauge("culvert_circuits_open", "Endpoints that requests are refused for at once, as connections to them fail again and again.", func() float64 {
+		open, _ := g.registry.Circuits()
+		return float64(open)
+	})
+	m.Counter("culvert_circuit_refusals_total", "Dials of endpoints that were refused at once, as their circuit is open.", func() float64 {
+		_, refused := g.registry.Circuits()
+		return float64(refused)
+	})
 	m.Counter("culvert_ejections_total", "Ejections of endpoints that have failed too often in a row.", count(g.registry.Ejected))
 	m.GaugeSet("culvert_endpoints_ejected", "Endpoints of a service that are ejected or on trial. Only for services that have some.", []string{"service"}, func(yield func([]string, float64)) {
 		by := map[string]float64{}

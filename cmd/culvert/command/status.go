@@ -36,7 +36,8 @@ func newStatus() *cobra.Command {
 table, and the health of endpoints and gateways that are checked or could not be
 dialed, worst first.
 
-STATE is down if a check failed; failing if a dial failed and the address is
+STATE is down if a check failed; open if connections fail again and again, so that
+requests are refused at once and one each second is a trial; failing if a dial failed and the address is
 tried last for a while, or ejected if that is by outlierEjection; suspect if that
 time is over and nothing has reached the address since; and up if a check passed.
 BY is the kind of the check, dial, or tunnels for an ejection.
@@ -304,7 +305,7 @@ func paintedState(state string) string {
 	switch state {
 	case registry.StateUp:
 		return good(state)
-	case registry.StateDown:
+	case registry.StateDown, registry.StateOpen:
 		return bad(state)
 	}
 	return doubtful(printable(state))
