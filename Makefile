@@ -177,7 +177,7 @@ FUZZ_SHORT := sni:FuzzParse:20 sni:FuzzQUIC:12 sni:FuzzQUICFrames:10 connect:Fuz
 	connect/proxyproto:FuzzParse:12 connect/proxyproto:FuzzInner:6 dns:FuzzQuery:12 dns:FuzzReply:12 internal/udp:FuzzHeader:5 tunnel:FuzzLoop:8 registry/snapshot:FuzzDecode:10 delegation:FuzzXFCC:6 delegation:FuzzClientCert:6 \
 	delegation:FuzzVerify:6 delegation:FuzzParseHeader:6 internal/gateway/inbound:FuzzDelegations:10 registry/peer:FuzzSession:10 reverse:FuzzServerSession:10 reverse:FuzzClientSession:10 reverse:FuzzReplica:8 reverse:FuzzPoolProtocol:5 internal/invitation:FuzzToken:5 identity/sshkeys:FuzzAuthorizedKeys:6 \
 	nat:FuzzParsePCP:5 nat:FuzzParseNATPMP:5 nat:FuzzSTUN:5 nat/upnp:FuzzDescription:6 nat/upnp:FuzzReadAnswer:5 \
-	identity:FuzzParseSPIFFEID:6 identity/bundle:FuzzParse:8 internal/names:FuzzAnswer:10 registry/alloc:FuzzPortFile:6 registry/alloc:FuzzVIPFile:6
+	identity:FuzzParseSPIFFEID:6 identity/enroll:FuzzRequest:8 identity/bundle:FuzzParse:8 internal/names:FuzzAnswer:10 registry/alloc:FuzzPortFile:6 registry/alloc:FuzzVIPFile:6
 
 .PHONY: fuzz-short
 fuzz-short: ## a few seconds of each of the parsers that face the world, and of the event loop

@@ -10,6 +10,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"math/big"
 	"net/url"
@@ -247,7 +248,7 @@ func (a *Authority) admit(r *bufio.Reader, req *tunnel.Request) (out *answer, er
 		}
 	}()
 	var q request
-	if _, err := invitation.ReadMessage(r, &q); err != nil {
+	if _, err := invitation.ReadMessage(bufio.NewReader(io.LimitReader(r, maxRequest)), &q); err != nil {
 		return nil, err
 	}
 	a.mu.Lock()

@@ -21,6 +21,10 @@ const Host = "enroll.culvert.alt"
 const version = 1
 
 const (
+	// maxRequest is how many bytes of a request are read: a signing request of maxCSR in base64,
+	// and room for the rest. Answers may be larger, as they have a bundle.
+	maxRequest = 32 << 10
+
 	maxCSR  = 8 << 10 // bytes
 	maxName = 63      // bytes of the name of a device
 	minRSA  = 2048    // bits
