@@ -34,7 +34,7 @@ type Status struct {
 	Restart      []PendingChange   `json:"restartNeeded,omitempty"` // what of the configuration has changed and is not in force
 	ServicePorts *StatusPorts      `json:"servicePorts,omitempty"`
 	Health       []StatusHealth    `json:"health,omitempty"`     // the worst first
-	Transports   []StatusTransport `json:"transports,omitempty"` // of gateways with several, in order of preference
+	Transports   []StatusTransport `json:"transports,omitempty"` // of gateways, in order of preference
 	Limits       []StatusLimit     `json:"limits,omitempty"`     // of services, those first that use most of theirs; 20 at most
 	MoreLimits   int               `json:"moreLimits,omitempty"` // services with limits that are not listed
 	Clients      []StatusClient    `json:"clients,omitempty"`    // that hold most tunnels; 10 at most
@@ -325,7 +325,7 @@ func (g *Gateway) gauges(budget *tunnel.Budget) {
 			}
 		}
 	})
-	m.GaugeSet("culvert_transport_up", "Whether a transport to a gateway is in use: 0 while others are preferred because it failed. Only for gateways with several transports.", []string{"gateway", "carrier"}, g.transportGauges)
+	m.GaugeSet("culvert_transport_up", "Whether a transport to a gateway is in use: 0 while others are preferred because it failed, or while the gateway is unreachable by its only one.", []string{"gateway", "carrier"}, g.transportGauges)
 	m.GaugeSet("culvert_certificate_expiry_timestamp_seconds", "Unix time at which a certificate that the gateway presents expires, or one that it verifies by. used_by is listener, dns, via, service or gateway-api, and file is the path in the configuration, or Secret NAMESPACE/NAME; or used_by is key, trust or revocation-list, and file is the name in identity.keys or identity.trust.", []string{"used_by", "file"}, g.expiry.gauges)
 	m.CounterSet("culvert_tokens_total", "JSON Web Tokens of clients, by their issuer, which is empty for one that is not configured. result is accepted, or why the token was refused: too-large, malformed, encrypted, algorithm, unknown-issuer, signer, expired, not-yet-valid, audience, no-keys, unknown-key, signature, claims or certificate.", []string{"issuer", "result"}, func(yield func([]string, float64)) {
 		g.tokens.Counts(func(issuer string, c jwt.Cause, n uint64) { yield([]string{issuer, string(c)}, float64(n)) })

@@ -2,11 +2,11 @@ package gateway
 
 import "time"
 
-// A StatusTransport is one of several transports to a gateway.
+// A StatusTransport is a transport to a gateway.
 type StatusTransport struct {
 	Gateway string    `json:"gateway"` // its address
 	Carrier string    `json:"carrier"` // of the transport: "connect-h2"
-	Up      bool      `json:"up"`      // false while others are preferred because it failed
+	Up      bool      `json:"up"`      // false while it is tried after others, or not for each request, because it failed
 	Since   time.Time `json:"since,omitzero"`
 	RetryAt time.Time `json:"retryAt,omitzero"` // from when it is tried again in the background
 	Error   string    `json:"error,omitempty"`  // why it is not up

@@ -18,9 +18,9 @@ func TestTransportsAreShown(t *testing.T) {
 		g.metrics.Handler().ServeHTTP(rec, httptest.NewRequest("GET", "/metrics", nil))
 		return rec.Body.String()
 	}
-	testnet.Eventually(t, patience, func() bool { return len(g.Status().Transports) == 2 }, "the transports are not in the status")
+	testnet.Eventually(t, patience, func() bool { return len(g.Status().Transports) == 3 }, "the transports are not in the status")
 	for _, s := range g.Status().Transports {
-		if s.Gateway != closed || !s.Up || s.Error != "" {
+		if only := s.Gateway == "127.0.0.1:2" && s.Carrier == "connect"; s.Gateway != closed && !only || !s.Up || s.Error != "" {
 			t.Errorf("before any request, a transport is %+v, want up", s)
 		}
 	}
@@ -32,12 +32,16 @@ func TestTransportsAreShown(t *testing.T) {
 		t.Fatal("a gateway that is not there was reached")
 	}
 	for i, carrier := range []string{"connect-h2", "connect"} {
-		if s := g.Status().Transports[i]; s.Carrier != carrier || s.Up || !strings.Contains(s.Error, "refused") || !s.RetryAt.After(s.Since) {
+		states := slices.DeleteFunc(g.Status().Transports, func(s StatusTransport) bool { return s.Gateway != closed })
+		if s := states[i]; s.Carrier != carrier || s.Up || !strings.Contains(s.Error, "refused") || !s.RetryAt.After(s.Since) {
 			t.Errorf("after a refusal, transport %d is %+v, want %s, down", i, s, carrier)
 		}
 		if got, want := metrics(), `culvert_transport_up{carrier="`+carrier+`",gateway="`+closed+`"} 0`; !strings.Contains(got, want) {
 			t.Errorf("the metrics lack %q", want)
 		}
+	}
+	if got, want := metrics(), `culvert_transport_up{carrier="connect",gateway="127.0.0.1:2"} 0`; !strings.Contains(got, want) {
+		t.Errorf("the metrics lack %q: the gateway with one transport is away, too", want)
 	}
 	x := Explain(t.Context(), g.router, g.cfg.Listeners, Query{Host: "svc.test", Listener: g.cfg.Listeners[0].Address, Proto: "connect", Port: 443})
 	want := []string{"connect-h2 " + closed + " (down) or connect " + closed + " (down)"}

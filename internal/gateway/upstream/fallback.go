@@ -35,8 +35,8 @@ const (
 	answerDelay = time.Second
 )
 
-// A FallbackDialer opens connections to one gateway by several carriers, in order of
-// preference. If a carrier does not complete its handshakes within raceDelay, the next
+// A FallbackDialer opens connections to one gateway by one carrier, or by several in order of
+// preference. Of several, if a carrier does not complete its handshakes within raceDelay, the next
 // one starts, and the first that is ready sends the request. If that carrier then fails
 // without an answer of the gateway, those that are left are tried: the client has been
 // promised nothing yet.
@@ -154,6 +154,9 @@ func (f *FallbackDialer) Dial(ctx context.Context, ep *tunnel.Endpoint, req *tun
 	}
 	if err := f.refuseUnreachable(ctx); err != nil {
 		return nil, err
+	}
+	if len(f.carriers) == 1 {
+		return f.dialOnly(ctx, ep, req)
 	}
 	begun, all := time.Now(), len(a.order) == len(f.carriers)
 	for {
@@ -477,8 +480,8 @@ func (f *FallbackDialer) States() []CarrierState {
 	return states
 }
 
-// States returns the states of the carriers of each gateway that has several, by gateway
-// and in order of preference.
+// States returns the states of the carriers of each gateway, by gateway and in order of
+// preference.
 func (t *Transports) States() []CarrierState {
 	newest := make(map[string]*FallbackDialer) // one of an earlier table may not be forgotten yet
 	for _, f := range t.fallbacks.all() {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"time"
 
 	"culvert.dev/tunnel"
@@ -110,4 +111,52 @@ func (f *FallbackDialer) try(ctx context.Context) bool {
 		}
 	}
 	return false
+}
+
+// dialOnly dials by the only carrier, without its handshakes apart from the request. Where the
+// gateway made no connection, or cannot be looked up, it is unreachable. Any other failure without
+// an answer of the gateway may be that of what is behind it: a probe finds out.
+func (f *FallbackDialer) dialOnly(ctx context.Context, ep *tunnel.Endpoint, req *tunnel.Request) (net.Conn, error) {
+	c := &f.carriers[0]
+	begun := time.Now()
+	conn, err := c.Dial(ctx, ep, req)
+	e, ok := errors.AsType[*tunnel.Error](err)
+	switch {
+	case err == nil || ok && (e.BehindHop || e.Final):
+		f.succeed(c)
+	case !showsOutage(ctx, err):
+	case e != nil && (e.Reason == tunnel.LookupError || e.Reason == tunnel.LookupTime) || madeNoConnection(err):
+		f.lost(c, begun, err)
+	default:
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		if !c.down && !c.probing {
+			c.probing = f.probes.run(c.probe, func(failed error) {
+				if failed != nil {
+					f.lost(c, begun, failed)
+				}
+				f.mu.Lock()
+				defer f.mu.Unlock()
+				c.probing = false
+			})
+		}
+	}
+	return conn, err
+}
+
+// lost notes that the gateway is not reached by its only carrier.
+func (f *FallbackDialer) lost(c *fallbackCarrier, begun time.Time, err error) {
+	f.fail(&fallbackDial{carrier: c, begun: begun}, err, true)
+	f.beginOutage(err)
+}
+
+// madeNoConnection reports whether err says that no TCP connection was made.
+func madeNoConnection(err error) bool {
+	for {
+		e, ok := errors.AsType[*tunnel.Error](err)
+		if !ok || e.Unconnected {
+			return ok
+		}
+		err = e.Err
+	}
 }

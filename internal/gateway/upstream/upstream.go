@@ -140,8 +140,7 @@ func (t *Transports) New(s *registry.Service, ep *registry.Endpoint, g *registry
 	return nil, nil
 }
 
-// toGateway returns the transport to g at ep: by its one carrier, or by the first of
-// several that works.
+// toGateway returns the transport to g at ep: by the first of its carriers that works.
 func (t *Transports) toGateway(ep *registry.Endpoint, g *registry.Gateway) (tunnel.Transport, error) {
 	hops := g.Carriers(*ep)
 	if weak := g.Downgrade(); weak != nil {
@@ -154,9 +153,6 @@ func (t *Transports) toGateway(ep *registry.Endpoint, g *registry.Gateway) (tunn
 			return nil, err
 		}
 		carriers[i] = fallbackCarrier{Transport: hop, name: hops[i].Proto, probe: t.prober(hops[i])}
-	}
-	if len(carriers) == 1 {
-		return carriers[0].Transport, nil
 	}
 	return t.fallbacks.get(func() (*FallbackDialer, error) {
 		f := newFallbackDialer(ep.String(), carriers...)
