@@ -62,8 +62,8 @@ type Dialer struct {
 	// the proxies the request in ctx came through.
 	Via string
 
-	// Wait is how long the proxy may take to begin its answer: it dials in
-	// that time. The TLS handshake with it is part of it. 0 means 15 s.
+	// Wait is how long the TLS handshake with the proxy may take, and how long
+	// the beginning of its answer: it dials in that time. 0 means 15 s.
 	Wait time.Duration
 
 	// Timeout is how long a head of the proxy's may take from its first byte
@@ -127,9 +127,13 @@ func (d *Dialer) exchange(ctx context.Context, head []byte, addr string, more Se
 	if way == nil {
 		way = new(net.Dialer)
 	}
-	raw, err := way.DialContext(ctx, "tcp", d.Proxy)
+	nc, err := d.reach(ctx, way)
 	if err != nil {
-		return nil, nil, d.failed(ctx, "cannot be reached", err)
+		return nil, nil, err
+	}
+	raw := nc
+	if t, ok := nc.(*records.Conn); ok && d.TLS != nil {
+		raw = t.NetConn()
 	}
 
 	// A close wakes whatever waits on raw, where a deadline could be
@@ -139,7 +143,7 @@ func (d *Dialer) exchange(ctx context.Context, head []byte, addr string, more Se
 		_ = raw.Close()
 		close(closed)
 	})
-	conn, early, err = d.open(ctx, raw, head, addr, more, yes)
+	conn, early, err = d.open(ctx, nc, head, addr, more, yes)
 	if !stop() {
 		<-closed
 		err = d.failed(ctx, "was given up", ctx.Err())
@@ -228,19 +232,38 @@ func checkField(f Field, more bool) error {
 	return nil
 }
 
-// open sends head over raw and reads the answer.
-func (d *Dialer) open(ctx context.Context, raw net.Conn, head []byte, addr string, more SessionFields, yes func(int, Fields) (bool, error)) (net.Conn, []byte, error) {
-	wait := time.Now().Add(orElse(d.Wait, defaultWait))
-	if err := raw.SetDeadline(wait); err != nil {
-		return nil, nil, d.failed(ctx, "is gone", err)
+// reach connects to the proxy, with TLS where there is to be some.
+func (d *Dialer) reach(ctx context.Context, way tunnel.Dialer) (net.Conn, error) {
+	if d.TLS == nil {
+		c, err := way.DialContext(ctx, "tcp", d.Proxy)
+		if err != nil {
+			return nil, d.failed(ctx, "cannot be reached", err)
+		}
+		return c, nil
 	}
-	conn := raw
-	if d.TLS != nil {
+	c, err := DialHandshake(ctx, way, "tcp", d.Proxy, func(ctx context.Context, raw net.Conn) (net.Conn, error) {
+		ctx, cancel := context.WithTimeout(ctx, orElse(d.Wait, defaultWait))
+		defer cancel()
 		t := records.Client(raw, d.tlsConfig())
 		if err := t.HandshakeContext(ctx); err != nil {
-			return nil, nil, d.failed(ctx, "did not complete the TLS handshake", err)
+			_ = raw.Close()
+			return nil, err
 		}
-		conn = t
+		return t, nil
+	})
+	if failed, ok := err.(*HandshakeError); ok {
+		return nil, d.failed(ctx, "did not complete the TLS handshake", failed.Err)
+	} else if err != nil {
+		return nil, d.failed(ctx, "cannot be reached", err)
+	}
+	return c, nil
+}
+
+// open sends head over conn and reads the answer.
+func (d *Dialer) open(ctx context.Context, conn net.Conn, head []byte, addr string, more SessionFields, yes func(int, Fields) (bool, error)) (net.Conn, []byte, error) {
+	wait := time.Now().Add(orElse(d.Wait, defaultWait))
+	if err := conn.SetDeadline(wait); err != nil {
+		return nil, nil, d.failed(ctx, "is gone", err)
 	}
 	if err := tunnel.HandshakeDone(ctx); err != nil {
 		return nil, nil, d.failed(ctx, "is not asked", err)

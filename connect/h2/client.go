@@ -181,7 +181,7 @@ func (k *client) open(ctx context.Context, pseudo, fields connect.Fields, head *
 
 	limit := time.Now().Add(k.d.wait())
 	for interim := 0; ; interim++ {
-		got, err := s.answer(ctx, limit)
+		got, err := k.answer(ctx, s, limit)
 		k.account(got, err)
 		if err != nil {
 			_ = s.Abort()
@@ -228,41 +228,6 @@ func (k *client) unprocessed(s *Stream, err error) error {
 		return fmt.Errorf("%w: %w", mux.ErrUnprocessed, err)
 	}
 	return err
-}
-
-// answerTimeoutError is the net.Error for an answer that did not come in time.
-type answerTimeoutError struct{}
-
-func (answerTimeoutError) Error() string   { return "no answer in time" }
-func (answerTimeoutError) Timeout() bool   { return true }
-func (answerTimeoutError) Temporary() bool { return false }
-
-// answer waits for the next header list of the peer's.
-func (s *Stream) answer(ctx context.Context, limit time.Time) (*Head, error) {
-	wake := func() {
-		s.c.mu.Lock()
-		defer s.c.mu.Unlock()
-		s.readable.Broadcast()
-	}
-	defer context.AfterFunc(ctx, wake)()
-	late := time.AfterFunc(time.Until(limit), wake)
-	defer late.Stop()
-	s.c.mu.Lock()
-	defer s.c.mu.Unlock()
-	for {
-		switch {
-		case s.fresh:
-			s.fresh = false
-			return s.head, nil
-		case s.ended:
-			return nil, s.readErr
-		case ctx.Err() != nil:
-			return nil, ctx.Err()
-		case !time.Now().Before(limit):
-			return nil, answerTimeoutError{}
-		}
-		s.readable.Wait()
-	}
 }
 
 // headers implements side: an answer.

@@ -167,11 +167,11 @@ func (d *Dialer) dial(ctx context.Context) (net.Conn, error) {
 	if dialer == nil {
 		dialer = new(net.Dialer)
 	}
-	raw, err := dialer.DialContext(ctx, "tcp", d.Proxy)
-	if err != nil {
-		return nil, d.failure("cannot be reached", err)
-	}
 	if d.TLS == nil {
+		raw, err := dialer.DialContext(ctx, "tcp", d.Proxy)
+		if err != nil {
+			return nil, d.failure("cannot be reached", err)
+		}
 		return raw, nil
 	}
 	cfg := d.TLS.Clone()
@@ -181,13 +181,22 @@ func (d *Dialer) dial(ctx context.Context) (net.Conn, error) {
 	if !slices.Contains(cfg.NextProtos, "h2") {
 		cfg.NextProtos = append([]string{"h2"}, cfg.NextProtos...)
 	}
-	t := records.Client(raw, cfg)
-	if err := t.HandshakeContext(ctx); err != nil {
-		_ = raw.Close()
-		return nil, d.failure("did not complete the TLS handshake", err)
+	c, err := connect.DialHandshake(ctx, dialer, "tcp", d.Proxy, func(ctx context.Context, raw net.Conn) (net.Conn, error) {
+		t := records.Client(raw, cfg.Clone())
+		if err := t.HandshakeContext(ctx); err != nil {
+			_ = raw.Close()
+			return nil, err
+		}
+		return t, nil
+	})
+	if failed, ok := err.(*connect.HandshakeError); ok {
+		return nil, d.failure("did not complete the TLS handshake", failed.Err)
+	} else if err != nil {
+		return nil, d.failure("cannot be reached", err)
 	}
+	t := c.(*records.Conn)
 	if p := t.ConnectionState().NegotiatedProtocol; p != "h2" {
-		_ = raw.Close()
+		_ = t.NetConn().Close()
 		return nil, d.failure("does not speak HTTP/2", fmt.Errorf("%w: it chose the protocol %q", ErrNotSpoken, p))
 	}
 	return t, nil

@@ -148,17 +148,22 @@ func (s *secureDialer) DialContext(ctx context.Context, network, addr string) (n
 	if dialer == nil {
 		dialer = new(net.Dialer)
 	}
-	raw, err := dialer.DialContext(ctx, network, addr)
-	if err != nil {
+	c, err := connect.DialHandshake(ctx, dialer, network, addr, func(ctx context.Context, raw net.Conn) (net.Conn, error) {
+		t := records.Client(raw, s.config(addr))
+		if err := t.HandshakeContext(ctx); err != nil {
+			_ = raw.Close()
+			return nil, err
+		}
+		return t, nil
+	})
+	if failed, ok := err.(*connect.HandshakeError); ok {
+		return nil, fmt.Errorf("hbone: TLS handshake: %w", failed.Err)
+	} else if err != nil {
 		return nil, err
 	}
-	t := records.Client(raw, s.config(addr))
-	if err := t.HandshakeContext(ctx); err != nil {
-		_ = raw.Close()
-		return nil, fmt.Errorf("hbone: TLS handshake: %w", err)
-	}
+	t := c.(*records.Conn)
 	if p := t.ConnectionState().NegotiatedProtocol; p != "h2" {
-		_ = raw.Close()
+		_ = t.NetConn().Close()
 		return nil, fmt.Errorf("hbone: the server does not speak HTTP/2: it chose the protocol %q", p)
 	}
 	return t, nil

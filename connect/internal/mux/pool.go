@@ -24,6 +24,10 @@ const (
 // it may be sent on another connection.
 var ErrUnprocessed = errors.New("the proxy took no more streams on this connection")
 
+// ErrSilent is the error of a request on a connection that has become silent while another
+// one works. The proxy may have acted on it; it is sent again on the other connection.
+var ErrSilent = errors.New("the proxy no longer answers on this connection, and does on another one")
+
 // A Pool keeps connections to one proxy, each for many streams, and shares them
 // between dials. Close it to end them. It must not be copied.
 type Pool[C Pooled] struct {
@@ -127,7 +131,7 @@ func (s *Slot) leave() {
 }
 
 // Try calls open with a connection that has room for a stream, and with another one
-// while that fails with ErrUnprocessed. The stream is counted in: open, or the owner of
+// while that fails with ErrUnprocessed or ErrSilent. The stream is counted in: open, or the owner of
 // the stream it opened, calls Release.
 func (p *Pool[C]) Try(ctx context.Context, open func(C) error) error {
 	for attempt := 1; ; attempt++ {
@@ -135,7 +139,9 @@ func (p *Pool[C]) Try(ctx context.Context, open func(C) error) error {
 		if err != nil {
 			return err
 		}
-		if err = open(k); err == nil || !errors.Is(err, ErrUnprocessed) || attempt == maxAttempts || ctx.Err() != nil {
+		err = open(k)
+		again := errors.Is(err, ErrUnprocessed) || errors.Is(err, ErrSilent)
+		if !again || attempt == maxAttempts || ctx.Err() != nil {
 			return err
 		}
 	}

@@ -138,6 +138,11 @@ func (d dialerTo) DialContext(ctx context.Context, network, _ string) (net.Conn,
 	return d.Dialer.DialContext(ctx, network, d.addr)
 }
 
+// DialHandshake implements connect.HandshakeDialer.
+func (d dialerTo) DialHandshake(ctx context.Context, network, _ string, handshake connect.Handshake) (net.Conn, error) {
+	return connect.DialHandshake(ctx, d.Dialer, network, d.addr, handshake)
+}
+
 // HopVerifier returns what verifies a gateway of h at addr, which must be one of peers, or
 // have its name where there are none.
 func HopVerifier(h *registry.Hop, addr string, peers []string) (*identity.Verifier, error) {

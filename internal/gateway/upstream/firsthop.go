@@ -23,7 +23,7 @@ type budgetDialer struct {
 // DialContext implements tunnel.Dialer.
 func (d budgetDialer) DialContext(ctx context.Context, network, addr string) (net.Conn, error) {
 	if !d.budget.Take(1) {
-		return nil, tunnel.Refusef(tunnel.Overload, "the %d descriptors for connections are taken", d.budget.Limit)
+		return nil, d.budgetSpent()
 	}
 	c, err := d.Dialer.DialContext(ctx, network, addr)
 	if err != nil {
@@ -31,6 +31,22 @@ func (d budgetDialer) DialContext(ctx context.Context, network, addr string) (ne
 		return nil, err
 	}
 	return &budgetConn{Conn: c, release: sync.OnceFunc(func() { d.budget.Give(1) })}, nil
+}
+
+// DialHandshake implements connect.HandshakeDialer. Each connection that is made takes a
+// descriptor.
+func (d budgetDialer) DialHandshake(ctx context.Context, network, addr string, handshake connect.Handshake) (net.Conn, error) {
+	return connect.DialHandshake(ctx, d.Dialer, network, addr, func(ctx context.Context, c net.Conn) (net.Conn, error) {
+		if !d.budget.Take(1) {
+			_ = c.Close()
+			return nil, d.budgetSpent()
+		}
+		return handshake(ctx, &budgetConn{Conn: c, release: sync.OnceFunc(func() { d.budget.Give(1) })})
+	})
+}
+
+func (d budgetDialer) budgetSpent() error {
+	return tunnel.Refusef(tunnel.Overload, "the %d descriptors for connections are taken", d.budget.Limit)
 }
 
 // A budgetConn gives its descriptor back when it is closed.
@@ -61,30 +77,53 @@ type firstHopDialer struct{ transports *Transports }
 
 // DialContext implements tunnel.Dialer.
 func (d firstHopDialer) DialContext(ctx context.Context, network, addr string) (net.Conn, error) {
+	return d.DialHandshake(ctx, network, addr, noHandshake)
+}
+
+// DialHandshake implements connect.HandshakeDialer.
+func (d firstHopDialer) DialHandshake(ctx context.Context, network, addr string, handshake connect.Handshake) (net.Conn, error) {
 	if proxy := d.transports.proxy.Load(); proxy != nil {
 		to, err := connect.ParseAuthority(addr)
 		if err != nil {
 			return nil, err
 		}
 		if !bypasses(to) {
-			return proxy.dial(ctx, to.String())
+			c, err := proxy.dial(ctx, to.String())
+			if err != nil {
+				return nil, err
+			}
+			return handshake(ctx, c)
 		}
 	}
-	return directDialer(d).DialContext(ctx, network, addr)
+	return directDialer(d).DialHandshake(ctx, network, addr, handshake)
 }
+
+func noHandshake(_ context.Context, c net.Conn) (net.Conn, error) { return c, nil }
 
 // A directDialer dials a host and a port that an operator has named, without a Proxy.
 type directDialer struct{ transports *Transports }
 
-// DialContext implements tunnel.Dialer. The addresses of a name are tried at once where
-// the first one does not answer soon.
-func (d directDialer) DialContext(ctx context.Context, _, addr string) (net.Conn, error) {
+// DialContext implements tunnel.Dialer.
+func (d directDialer) DialContext(ctx context.Context, network, addr string) (net.Conn, error) {
+	return d.DialHandshake(ctx, network, addr, noHandshake)
+}
+
+// DialHandshake implements connect.HandshakeDialer. The addresses of a name are tried at once
+// where the first one does not answer soon.
+func (d directDialer) DialHandshake(ctx context.Context, _, addr string, handshake connect.Handshake) (net.Conn, error) {
 	to, err := connect.ParseAuthority(addr)
 	if err != nil {
 		return nil, err
 	}
+	dial := func(ctx context.Context, ep tunnel.Endpoint) (net.Conn, error) {
+		c, err := d.transports.Direct.DialEndpoint(ctx, ep)
+		if err != nil {
+			return nil, err
+		}
+		return handshake(ctx, c)
+	}
 	if to.Addr.IsValid() {
-		return d.transports.Direct.DialEndpoint(ctx, tunnel.Endpoint{Addr: netip.AddrPortFrom(to.Addr, to.Port), Named: true})
+		return dial(ctx, tunnel.Endpoint{Addr: netip.AddrPortFrom(to.Addr, to.Port), Named: true})
 	}
 	host := to.Name.String()
 	addrs, err := d.transports.addresses(ctx, host)
@@ -92,7 +131,7 @@ func (d directDialer) DialContext(ctx context.Context, _, addr string) (net.Conn
 		return nil, err
 	}
 	return race(ctx, min(len(addrs), maxFirstHopAddrs), func(ctx context.Context, i int) (net.Conn, error) {
-		return d.transports.Direct.DialEndpoint(ctx, tunnel.Endpoint{Addr: netip.AddrPortFrom(addrs[i], to.Port), Host: host, Named: registry.IsLocalhost(host)})
+		return dial(ctx, tunnel.Endpoint{Addr: netip.AddrPortFrom(addrs[i], to.Port), Host: host, Named: registry.IsLocalhost(host)})
 	})
 }
 
