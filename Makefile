@@ -16,8 +16,8 @@ $(shell mkdir -p $(dir $(CULVERT_LEFT_OUT)) && : >$(CULVERT_LEFT_OUT))
 endif
 
 # Real programs the interoperation tests talk to, and the commands that show they are there.
-PEERS         := openssl curl nginx libnginx-mod-stream haproxy gnutls-bin nodejs default-jdk-headless git python3 iproute2 nftables miniupnpd miniupnpd-nftables miniupnpc natpmpc coturn netcat-openbsd ncat openssh-client openssh-server dropbear-bin putty-tools autossh ssh-audit python3-paramiko python3-socks python3-websocket nghttp2-client ngtcp2-client ngtcp2-server bind9-dnsutils knot-dnsutils dnsperf unbound dnsmasq-base dbus-daemon chromium systemd mariadb-server-core mariadb-client-core postgresql-client postgresql-15 libpostgresql-jdbc-java redis-server redis-tools squid qemu-user-static
-PEER_COMMANDS := openssl curl nginx haproxy gnutls-cli node javac git python3 ip nft miniupnpd upnpc natpmpc turnserver turnutils_stunclient nc.openbsd ncat ssh sshd dbclient plink autossh ssh-audit nghttp h2load gtlsclient gtlsserver dig kdig dnsperf unbound dnsmasq dbus-daemon chromium systemd-analyze busctl mariadbd mariadb psql redis-server redis-benchmark squid qemu-arm-static
+PEERS         := openssl curl nginx libnginx-mod-stream haproxy gnutls-bin nodejs default-jdk-headless git python3 iproute2 nftables miniupnpd miniupnpd-nftables miniupnpc natpmpc coturn netcat-openbsd ncat openssh-client openssh-server dropbear-bin putty-tools autossh ssh-audit python3-paramiko python3-socks python3-websocket nghttp2-client ngtcp2-client ngtcp2-server bind9-dnsutils knot-dnsutils dnsperf unbound dnsmasq-base dbus-daemon chromium systemd mariadb-server-core mariadb-client-core postgresql-client postgresql-15 libpostgresql-jdbc-java redis-server redis-tools squid redsocks proxychains4 qemu-user-static
+PEER_COMMANDS := openssl curl nginx haproxy gnutls-cli node javac git python3 ip nft miniupnpd upnpc natpmpc turnserver turnutils_stunclient nc.openbsd ncat ssh sshd dbclient plink autossh ssh-audit nghttp h2load gtlsclient gtlsserver dig kdig dnsperf unbound dnsmasq dbus-daemon chromium systemd-analyze busctl mariadbd mariadb psql redis-server redis-benchmark squid redsocks proxychains4 qemu-arm-static
 
 .PHONY: help
 help: ## list the targets
@@ -94,7 +94,7 @@ test-portable: ## the small program for each system, and what of it an emulator 
 test-networks: build ## the tests in network namespaces, which need root
 	@if [ "$$(id -u)" != 0 ]; then echo "not root: the tests of networks" >>$(CULVERT_LEFT_OUT); exit 0; fi; \
 	$(GO) test -tags netns ./internal/testnet/netns ./internal/unixsocket ./internal/capture/... ./internal/isolate && cd integration && \
-	$(GO) test -tags netns -race -parallel 6 ./networks && $(GO) test -tags netns -run '^TestLoss$$' ./bench
+	$(GO) test -tags netns -race -parallel 6 ./networks && $(GO) test -tags netns -run '^(TestLoss|TestAgent)$$' ./bench
 
 .PHONY: test-peers
 test-peers: build ## the tests against real peers, and of the examples, over the relay of the system
@@ -217,6 +217,7 @@ soak: build ## figures of time and of the processor; a million short tunnels and
 # make bench BENCHFLAGS="-tls terminated -slice 1s"
 # make bench BENCHFLAGS="-policy 'by address|decisions' -slice 1s"
 # make bench BENCHFLAGS="-reverse 'culvert|^frp$$' -measure 'down|beside'"
+# make bench BENCHFLAGS="-agent 'captured|redsocks' -measure conns"
 BENCHFLAGS ?= -o ../docs/BENCHMARKS.md
 
 # frp and chisel, which reverse sessions are measured beside, at the versions of that module.

@@ -3,7 +3,7 @@
 // Bench measures culvert beside HAProxy, nginx, a naive Go proxy and a direct
 // connection, on the same work, and prints one table with ratios; and culvert's
 // carriers beside each other, in a second one; and DNS servers, in a third; and bulk
-// through a path that loses packets, in a fourth; and what policies take; and reverse sessions:
+// through a path that loses packets, in a fourth; and what policies take; and reverse sessions; and the agent:
 //
 //	go run ./bench -culvert ../bin/culvert -o ../docs/BENCHMARKS.md
 //	go run ./bench -only 'culvert|^haproxy$' -measure 'trips|cpu' -slice 1s
@@ -13,6 +13,7 @@
 //	go run ./bench -loss 'quic|h3|cubic'
 //	go run ./bench -policy 'by address|decisions'
 //	go run ./bench -reverse 'culvert|^frp$' -slice 1s
+//	go run ./bench -agent . -slice 1s
 //	go run ./bench -profile ../bin/profile
 //
 // Everything runs on loopback and shares the machine's cores, so only ratios
@@ -55,6 +56,7 @@ type options struct {
 	tls     string
 	policy  string
 	reverse string
+	agent   string
 }
 
 func main() {
@@ -66,7 +68,7 @@ func main() {
 	flag.IntVar(&o.rounds, "rounds", 5, "how often to do everything")
 	flag.BoolVar(&o.quick, "quick", false, "one short round, to see that it works")
 	flag.StringVar(&o.only, "only", "", "peers that take part, a `regexp`: culvert, culvert-defaults, haproxy, haproxy-tcplog, haproxy-default, nginx, naive, bare, floor, direct")
-	flag.StringVar(&o.measure, "measure", "", "what to measure, a `regexp`: conns1, conns64, trips1, trips64, up1, up16, down1, down16, idle, half, rest, routes, reload; of DNS servers: local, cached, paced, many")
+	flag.StringVar(&o.measure, "measure", "", "what to measure, a `regexp`: conns1, conns64, trips1, trips64, up1, up16, down1, down16, idle, half, rest, routes, reload; of DNS servers: local, cached, paced, many; of the agent: conns, trips, down, cold, vips, path")
 	flag.DurationVar(&o.slice, "slice", 0, "length of one measurement (default 2s, or 5s of a profile)")
 	flag.StringVar(&o.out, "o", "", "write all of it to this `file` too, as a page")
 	flag.StringVar(&o.profile, "profile", "", "profile culvert instead, into this `folder`")
@@ -76,6 +78,7 @@ func main() {
 	flag.StringVar(&o.tls, "tls", "", "TLS at the proxy to measure, a `regexp`, or none: terminated, originated, re-encrypted, identity")
 	flag.StringVar(&o.policy, "policy", "", "policies to measure, a `regexp`, or none: policies by address, policies by identity, policies of others, decisions")
 	flag.StringVar(&o.reverse, "reverse", "", "reverse sessions to measure, a `regexp`, or none: culvert, frp, frp-nomux, chisel, sshd, culvert-ssh")
+	flag.StringVar(&o.agent, "agent", "", "ways from a program to a service to measure beside the agent, a `regexp`, or none: direct, gateway, agent, in-its-place, captured, captured-plain, redsocks, proxychains; as root")
 	flag.IntVar(&o.scale, "scale", 0, "hold as many idle tunnels as so `many` culverts can, instead")
 	role := flag.String("role", "", "internal: what this process does for the benchmark")
 	naive := flag.String("naive-config", "", "internal: the naive proxy's configuration")
@@ -173,12 +176,12 @@ func deliver(page, file string) error {
 func (s *suite) benchmark(ctx context.Context, o options) (err error) {
 	// A run that names a part of the benchmark is of that part alone.
 	named := func(s string) bool { return s != "" && s != "none" }
-	part := named(o.carrier) || named(o.dns) || named(o.loss) || named(o.tls) || named(o.policy) || named(o.reverse)
+	part := named(o.carrier) || named(o.dns) || named(o.loss) || named(o.tls) || named(o.policy) || named(o.reverse) || named(o.agent)
 	if part {
 		o.carrier = cmp.Or(o.carrier, "none")
 	}
 	if part || o.only != "" {
-		for _, other := range []*string{&o.dns, &o.loss, &o.tls, &o.policy, &o.reverse} {
+		for _, other := range []*string{&o.dns, &o.loss, &o.tls, &o.policy, &o.reverse, &o.agent} {
 			*other = cmp.Or(*other, "none")
 		}
 	}
@@ -206,6 +209,10 @@ func (s *suite) benchmark(ctx context.Context, o options) (err error) {
 	if err != nil {
 		return err
 	}
+	programs, err := s.newAgent(o)
+	if err != nil {
+		return err
+	}
 	if !part {
 		if s.peers, err = choose(o); err != nil {
 			return err
@@ -228,6 +235,9 @@ func (s *suite) benchmark(ctx context.Context, o options) (err error) {
 	if err := hidden.run(ctx); err != nil {
 		return err
 	}
+	if err := programs.run(ctx); err != nil {
+		return err
+	}
 	if len(answers.peers) > 0 {
 		if err := answers.run(ctx); err != nil {
 			return err
@@ -243,6 +253,7 @@ func (s *suite) benchmark(ctx context.Context, o options) (err error) {
 	encrypted.report(&page)
 	authorized.report(&page)
 	hidden.report(ctx, &page)
+	programs.report(ctx, &page)
 	answers.report(ctx, &page)
 	lossy.report(&page)
 	return deliver(page.String(), o.out)

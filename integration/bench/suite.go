@@ -248,9 +248,19 @@ func startHelper(role string) (*helper, error) {
 	if err != nil {
 		return nil, err
 	}
-	h := &helper{cmd: exec.Command(self, "-role", role)}
+	cmd := exec.Command(self, "-role", role)
 	// One thread: it shares the cores with what is measured.
-	h.cmd.Env = append(os.Environ(), "GOMAXPROCS=1")
+	cmd.Env = append(os.Environ(), "GOMAXPROCS=1")
+	h, err := startCommand(cmd)
+	if err != nil {
+		return nil, fmt.Errorf("start the %s: %w", role, err)
+	}
+	return h, nil
+}
+
+// startCommand starts another program that takes part.
+func startCommand(cmd *exec.Cmd) (h *helper, err error) {
+	h = &helper{cmd: cmd}
 	h.cmd.Stderr = os.Stderr
 	h.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if h.in, err = h.cmd.StdinPipe(); err != nil {
@@ -262,7 +272,7 @@ func startHelper(role string) (*helper, error) {
 	}
 	h.out = bufio.NewReader(out)
 	if err := h.cmd.Start(); err != nil {
-		return nil, fmt.Errorf("start the %s: %w", role, err)
+		return nil, err
 	}
 	return h, nil
 }
