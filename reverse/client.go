@@ -8,7 +8,6 @@ import (
 	mathrand "math/rand/v2"
 	"net"
 	"net/netip"
-	"slices"
 	"sync"
 	"time"
 
@@ -69,7 +68,8 @@ type Client struct {
 
 	mu       sync.Mutex // guards what follows
 	names    []Registration
-	changes  uint64 // of names
+	over     []Result // of names that no session may have beside those
+	changes  uint64   // of names
 	slots    []*slot
 	replicas map[string]*clientSession // the sessions that count, by replica
 	draining bool
@@ -104,10 +104,12 @@ type slot struct {
 }
 
 // SetNames makes list the names that the connector serves, on all sessions that are open
-// and to come. It does not wait.
+// and to come. It does not wait. A session has up to 1000 names, of 1 MiB in total with their
+// Allow: the state of sessions lists the others as refused.
 func (c *Client) SetNames(list []Registration) {
+	names, over := sendable(list)
 	c.mu.Lock()
-	c.names = slices.Clone(list)
+	c.names, c.over = names, over
 	c.changes++
 	open := c.sessions()
 	c.mu.Unlock()
@@ -318,12 +320,14 @@ func (c *Client) connect(ctx context.Context, s *slot) (*clientSession, error) {
 		_ = conn.SetDeadline(time.Unix(1, 0))
 	})
 	c.mu.Lock()
-	first := hello{Version: version, Connector: c.id, Register: c.names}
-	x.told = c.changes
+	first := hello{Version: version, Connector: c.id}
 	for replica, other := range c.replicas {
 		if !other.isDraining() {
 			first.Have = append(first.Have, replica)
 		}
+	}
+	if x.begins(&first, c.names) {
+		x.told = c.changes
 	}
 	c.mu.Unlock()
 	w, err := x.begin(&first)
@@ -342,7 +346,7 @@ func (c *Client) connect(ctx context.Context, s *slot) (*clientSession, error) {
 		x.serve(ctx)
 	})
 	c.log().Info("session to the gateway", "gateway", s.gateway.Name, "replica", w.Replica, "names", len(first.Register))
-	x.logRefused(w.Names)
+	x.logRefused(x.results(w.Names))
 	c.changed()
 	opened = true
 	return x, nil

@@ -2,9 +2,11 @@ package reverse
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -59,10 +61,43 @@ func (x *clientSession) begin(first *hello) (*welcome, error) {
 	return &w, nil
 }
 
-// logRefused logs the names that the gateway has refused.
+// begins has the first line register as many of list as fit. It reports whether these are all.
+func (*clientSession) begins(first *hello, list []Registration) (all bool) {
+	b, err := json.Marshal(first)
+	if err != nil {
+		return false
+	}
+	part, rest := cut(list, len(b))
+	first.Register = part
+	return len(rest) == 0
+}
+
+// results notes and returns what has become of all names: what the gateway says, and those that it
+// was not asked for.
+func (x *clientSession) results(said []Result) []Result {
+	c := x.client
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	x.names = slices.Concat(said, c.over)
+	return x.names
+}
+
+// maxNamesLogged bounds the lines for the names of one list.
+const maxNamesLogged = 20
+
+// logRefused logs the names that are refused.
 func (x *clientSession) logRefused(results []Result) {
+	refused := 0
+	defer func() {
+		if refused > maxNamesLogged {
+			x.client.log().Warn("more names are refused", "gateway", x.slot.gateway.Name, "names", refused-maxNamesLogged)
+		}
+	}()
 	for i := range results {
 		if r := &results[i]; r.Reason != "" {
+			if refused++; refused > maxNamesLogged {
+				continue
+			}
 			x.client.log().Warn("the gateway refused a name", "gateway", x.slot.gateway.Name, "name", r.Name.String(), "port", r.Port, "reason", string(r.Reason), "error", tunnel.Clip(r.Error))
 		}
 	}
@@ -209,10 +244,7 @@ func (x *clientSession) fail(err error) {
 func (x *clientSession) handle(c *control) error {
 	switch c.Kind {
 	case kindRegistered:
-		x.client.mu.Lock()
-		x.names = c.Names
-		x.client.mu.Unlock()
-		x.logRefused(c.Names)
+		x.logRefused(x.results(c.Names))
 		x.client.changed()
 	case kindTickets:
 		if x.pool != nil {
@@ -251,7 +283,7 @@ func (x *clientSession) tellNames() {
 	}
 	x.mu.Unlock()
 	if s != nil && !known {
-		_ = s.send(control{Kind: kindRegister, Register: names})
+		_ = s.tellList(names)
 	}
 }
 

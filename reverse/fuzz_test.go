@@ -69,6 +69,7 @@ func FuzzServerSession(f *testing.F) {
 		_ = fr.WriteSettingsAck()
 		_ = fr.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: heads(":status", "200"), EndHeaders: true})
 		_ = fr.WriteData(1, false, []byte(`{"kind":"ping"}`+"\n"+`{"kind":"register","register":[{"name":"other.example"},{"name":"*.other.example","port":8443}]}`+"\n"))
+		_ = fr.WriteData(1, false, []byte(`{"kind":"register","register":[{"name":"other.example"}],"more":true}`+"\n"+`{"kind":"ping"}`+"\n"+`{"kind":"register","register":[{"name":"cam.edge.example"}],"more":true}`+"\n"+`{"kind":"register"}`+"\n"))
 		_ = fr.WriteData(1, false, []byte(`{"kind":"tickets","count":1000000}`+"\n"+`{"kind":"tickets","count":-5}`+"\n"+`{"kind":"tickets","tickets":[{"id":1}]}`+"\n"))
 		_ = fr.WriteData(1, false, []byte(`{"kind":"drain"}`+"\n"))
 		_ = fr.WriteData(1, false, []byte(`{"kind":"tickets","count":1}`+"\n"))

@@ -45,6 +45,7 @@ type Server struct {
 	sessions map[*serverSession]struct{}
 	attached map[*Attachment]struct{}
 	owners   map[string]int            // sessions by owner
+	lists    map[string]int            // bytes of the lists of names of their sessions, by owner
 	tickets  map[[32]byte]issuedTicket // by their hash
 }
 
@@ -137,6 +138,7 @@ func (s *Server) leave(x *serverSession) {
 	defer s.mu.Unlock()
 	delete(s.sessions, x)
 	s.uncount(x.req)
+	s.unhold(x)
 }
 
 // Drain has connectors told that the gateway is about to stop, and takes no more sessions.

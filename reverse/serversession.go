@@ -38,6 +38,9 @@ type serverSession struct {
 
 	tickets    [][32]byte // hashes of those that were issued; guarded by the server's mu
 	lastPoolID uint64     // guarded by the server's mu
+	listBytes  int        // that the owner is charged for; guarded by the server's mu
+
+	parts []Registration // of a list that is not complete; of the goroutine that reads the control stream
 
 	mu        sync.Mutex // guards what follows
 	connector string
@@ -85,6 +88,10 @@ func (x *serverSession) begin() (is bool, err error) {
 	x.mu.Lock()
 	x.connector = clip(h.Connector)
 	x.mu.Unlock()
+	if err := x.hold(listBytes(h.Register)); err != nil {
+		_ = writeJSON(x.carrier, welcome{Version: version, Error: publicError(err)})
+		return false, err
+	}
 	x.register(h.Register)
 	w := welcome{Version: version, Replica: x.server.Replica()}
 	x.mu.Lock()
@@ -170,9 +177,13 @@ func (s *Server) isDraining() bool {
 func (x *serverSession) handle(c *control) error {
 	switch c.Kind {
 	case kindRegister:
-		x.register(c.Register)
+		list, complete, err := x.takeList(c)
+		if err != nil || !complete {
+			return err
+		}
+		x.register(list)
 		// The stream is not read meanwhile, so that a flood is the connector's own to hold.
-		time.Sleep(min(namesEvery*time.Duration(1+len(c.Register)/100), time.Second))
+		time.Sleep(min(namesEvery*time.Duration(1+len(list)/100), time.Second))
 		return x.tellNames()
 	case kindDrain:
 		x.mu.Lock()

@@ -71,6 +71,7 @@ type Result struct {
 type control struct {
 	Kind     string         `json:"kind"`
 	Register []Registration `json:"register,omitempty"` // of register: all names from now on
+	More     bool           `json:"more,omitempty"`     // of register: the list goes on in the next such line
 	Names    []Result       `json:"names,omitempty"`    // of registered
 	Count    int            `json:"count,omitzero"`     // of tickets, from the connector: how many more it wants
 	Tickets  []poolTicket   `json:"tickets,omitempty"`  // of tickets, from the gateway

@@ -282,9 +282,14 @@ func TestRegisterFloods(t *testing.T) {
 			if err != nil || counts[""] != 1000 || counts["overload"] == 0 || counts["overload"]+counts["flood"] > 200 {
 				t.Errorf("of 1200 names %v, %v; want 1000 registered, and the others refused", counts, err)
 			}
-			sessions, refusal := 1, error(nil)
+			sessions, refusal := 2, error(nil)
 			if counts["flood"] > 0 {
-				sessions = 0 // it has ended
+				sessions = 1 // it has ended
+			}
+			// Another session has room for names of its own, but its owner has not.
+			more, err := f.register(t, names(5000, 1))
+			if more["overload"] != 1 || err != nil && carrier != "ssh" {
+				t.Errorf("a name by another session of the owner: %v, %v; want it refused", more, err)
 			}
 			for refusal == nil && sessions < 10*mostSessions {
 				if _, refusal = f.register(t, names(0, 1)); refusal == nil {
