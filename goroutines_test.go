@@ -59,6 +59,7 @@ var uncaught = map[string]string{
 	"tunnel/internal/relay/copy.go copyRelay.open":                        "the sweep guards what it does with each tunnel",
 	"tunnel/internal/relay/pump.go pump.start":                            "run guards what it calls",
 	"tunnel/internal/relay/pump.go pump.wake":                             "run guards what it calls",
+	"tunnel/internal/relay/pump_linux.go pump.push":                       "run guards what it calls",
 	"tunnel/server.go Server.admit":                                       "the sweep compares times, and ends connections by a lock of their own",
 	"internal/udp/session.go activeListener.admit":                        "the sweep compares times, and recovers for each session that it ends",
 }

@@ -283,6 +283,15 @@ func (s *sessionStream) Read(b []byte) (int, error) {
 	return n, err
 }
 
+// WaitPush implements tunnel.Pusher.
+func (s *sessionStream) WaitPush(wake func(), push func([]byte) int) (ready bool) {
+	return s.Stream.WaitPush(wake, func(b []byte) int {
+		n := push(b)
+		s.session.out.Add(int64(n))
+		return n
+	})
+}
+
 // Write implements net.Conn.
 func (s *sessionStream) Write(b []byte) (int, error) {
 	n, err := s.Stream.Write(b)

@@ -171,6 +171,9 @@ func (k *carrierConn) Read(b []byte) (int, error) {
 	return k.read(b)
 }
 
+// NetConn returns what k stands on.
+func (k *carrierConn) NetConn() net.Conn { return k.Conn }
+
 // silent returns how long nothing has come.
 func (k *carrierConn) silent() time.Duration { return time.Duration(clock() - k.heard.Load()) }
 

@@ -39,6 +39,23 @@ func (s Sockets) ListenPacket(ctx context.Context, network, address string) (net
 	return (&net.ListenConfig{Control: s.Control}).ListenPacket(ctx, network, address)
 }
 
+// RoomCheck returns what reports whether a Write of a few KiB to c would return at once, as the
+// kernel has room for it or the connection has failed, where nobody else writes to c. It does not
+// block. RoomCheck returns nil where that can't be known: where c does not stand on a TCP socket,
+// and elsewhere than on Linux.
+func RoomCheck(c net.Conn) func() bool {
+	for {
+		switch over := c.(type) {
+		case *Conn:
+			c = over.Conn
+		case interface{ NetConn() net.Conn }:
+			c = over.NetConn()
+		default:
+			return poll.RoomCheck(c)
+		}
+	}
+}
+
 // Resolver returns the resolver of this host. With a Mark it is Go's own, as sockets of the C
 // library cannot have one.
 func (s Sockets) Resolver() *net.Resolver {

@@ -55,6 +55,7 @@ const (
 const (
 	maxResets       = 256              // ids of streams that are remembered
 	maxBatch        = 128 << 10        // bytes of one write
+	maxShort        = 4 << 10          // bytes of one that the kernel takes at once where it has room
 	writeTimeout    = 30 * time.Second // for one write
 	lingerTimeout   = time.Second      // for the last frames to arrive, and for the body of a refusal
 	requestTimeout  = 5 * time.Second  // for a whole header block, a body that is discarded, or a refusal to be read
@@ -82,6 +83,7 @@ type conn struct {
 	nc        net.Conn
 	side      side
 	client    bool
+	hasRoom   func() bool // reports whether a short write returns at once; nil where that is not known
 	abortCode http2.ErrCode
 
 	// The reader's own.
@@ -120,6 +122,9 @@ type conn struct {
 	ready   list      // streams that may have something to send
 	starved list      // streams that wait for the connection's window
 	work    sync.Cond // the writer waits here
+	writing bool      // a batch is being written
+	broken  error     // of a batch that no writer has written, for the writer
+	due     int64     // when the deadline of writes was set last, by mux.Clock
 
 	resets            []uint32 // ids of streams that we reset last, at most maxResets: the peer may not know yet
 	nreset            int
@@ -133,7 +138,7 @@ type conn struct {
 
 func newConn(nc net.Conn, s side, client bool) *conn {
 	c := &conn{
-		nc: nc, side: s, client: client, abortCode: http2.ErrCodeConnect,
+		nc: nc, side: s, client: client, hasRoom: tunnel.RoomCheck(nc), abortCode: http2.ErrCodeConnect,
 		streams: make(map[uint32]*Stream),
 		credit:  connWindow, allowed: 65535, initial: 65535, peerMaxFrame: maxFrame, peerMaxStreams: 100,
 		written: make(chan struct{}),

@@ -183,12 +183,20 @@ func (c *conn) dataOf(h http2.FrameHeader, p []byte, more bool) error {
 	case s.discardedBody != nil:
 		return s.discardedBody.data(s, len(p), end)
 	case !s.closed:
-		c.keep(s, p)
-		if c.overfull(s) {
+		c.took(s, size-len(p)) // nobody reads padding
+		if !more && len(p) > 0 && len(p) <= maxShort && s.in.size == 0 && s.push != nil {
+			p = c.pushed(s, p)
+		}
+		if s.ended { // meanwhile
 			return nil
 		}
-		c.took(s, size-len(p)) // nobody reads padding
-		if !more {
+		if !s.closed && len(p) > 0 {
+			c.keep(s, p)
+			if c.overfull(s) {
+				return nil
+			}
+		}
+		if !more && s.in.size > 0 {
 			s.canRead()
 		}
 	}

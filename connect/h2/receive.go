@@ -15,6 +15,20 @@ func (c *conn) keep(s *Stream, p []byte) {
 	c.holding.Set(c.holds)
 }
 
+// pushed has the caller of WaitPush take what it can of p, which comes after all that s has, and
+// returns the rest. The caller holds mu, which is free meanwhile.
+func (c *conn) pushed(s *Stream, p []byte) []byte {
+	push := s.push
+	taken := func() int {
+		c.mu.Unlock()
+		defer c.mu.Lock()
+		return push(p)
+	}()
+	s.kept = true
+	c.took(s, taken)
+	return p[taken:]
+}
+
 // hand moves unread bytes of s to p. The caller holds mu.
 func (c *conn) hand(s *Stream, p []byte) int {
 	c.holds -= s.in.held

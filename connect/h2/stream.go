@@ -28,7 +28,8 @@ type Stream struct {
 	// What follows is guarded by c.mu.
 
 	readable sync.Cond
-	waker    func() // to be called when a Read would not wait, and then no more; may be nil
+	waker    func()             // to be called when a Read would not wait, and then no more; may be nil
+	push     func(p []byte) int // takes bytes before waker is called; may be nil
 	in       buffer
 	window   int   // bytes the peer may have on the way or unread here
 	credit   int   // bytes of it that the peer may still send
@@ -72,7 +73,7 @@ var (
 	_ tunnel.Stream        = (*Stream)(nil)
 	_ tunnel.AbortDetector = (*Stream)(nil)
 	_ tunnel.Aborter       = (*Stream)(nil)
-	_ tunnel.Waiter        = (*Stream)(nil)
+	_ tunnel.Pusher        = (*Stream)(nil)
 	_ tunnel.Holder        = (*Stream)(nil)
 	_ tunnel.Multiplexed   = (*Stream)(nil)
 )
@@ -148,14 +149,17 @@ func (s *Stream) Held() int {
 }
 
 // WaitRead implements tunnel.Waiter.
-func (s *Stream) WaitRead(wake func()) (ready bool) {
+func (s *Stream) WaitRead(wake func()) (ready bool) { return s.WaitPush(wake, nil) }
+
+// WaitPush implements tunnel.Pusher. The bytes of a lone and short frame are pushed.
+func (s *Stream) WaitPush(wake func(), push func(p []byte) int) (ready bool) {
 	s.c.mu.Lock()
 	defer s.c.mu.Unlock()
 	s.returned()
 	if s.closed || s.readLimit.over() || s.in.size > 0 || s.readErr != nil {
 		return true
 	}
-	s.waker = wake
+	s.waker, s.push = wake, push
 	return false
 }
 
@@ -163,7 +167,7 @@ func (s *Stream) WaitRead(wake func()) (ready bool) {
 func (s *Stream) canRead() {
 	s.readable.Broadcast()
 	if wake := s.waker; wake != nil {
-		s.waker = nil
+		s.waker, s.push = nil, nil
 		wake()
 	}
 }
@@ -210,7 +214,9 @@ func (s *Stream) Write(p []byte) (int, error) {
 		return size, nil
 	}
 	s.writing, s.pending = true, p
-	s.c.enlist(s)
+	if s.c.queue(s) && !s.c.writeNow(s) {
+		s.c.work.Signal()
+	}
 	for len(s.pending) > 0 {
 		if err = s.writeError(); err != nil {
 			break

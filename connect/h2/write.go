@@ -13,9 +13,13 @@ import (
 	"golang.org/x/net/http2/hpack"
 
 	"culvert.dev/connect"
+	"culvert.dev/connect/internal/mux"
 )
 
-var batches = sync.Pool{New: func() any { return new([maxBatch]byte) }}
+var (
+	batches = sync.Pool{New: func() any { return new([maxBatch]byte) }}
+	shorts  = sync.Pool{New: func() any { return new([maxShort]byte) }}
+)
 
 // A list is a FIFO queue of streams.
 type list struct{ first, last *Stream }
@@ -41,17 +45,25 @@ func (l *list) pop() *Stream {
 
 // enlist queues s for the writer. The caller holds mu.
 func (c *conn) enlist(s *Stream) {
+	if c.queue(s) {
+		c.work.Signal()
+	}
+}
+
+// queue is enlist without a word to the writer. It reports whether it changed anything. The
+// caller holds mu.
+func (c *conn) queue(s *Stream) bool {
 	switch {
 	case c.err != nil:
-		return
+		return false
 	case s.starving && len(s.pending) == 0:
 		c.feed() // its Write has timed out, and an end needs no window
 	case s.listed:
-		return
+		return false
 	default:
 		c.ready.push(s)
 	}
-	c.work.Signal()
+	return true
 }
 
 // feed queues the streams that waited for the connection's window. The caller holds
@@ -72,19 +84,16 @@ func (c *conn) write() {
 	defer c.mu.Unlock()
 	defer c.recovered()
 	for {
-		for c.control.Len() == 0 && c.ready.first == nil && c.err == nil {
+		for c.writing || c.control.Len() == 0 && c.ready.first == nil && c.err == nil && c.broken == nil {
 			c.work.Wait()
 		}
 		ending := c.err != nil
-		buf := batches.Get().(*[maxBatch]byte)
-		b := c.fill(buf[:0])
-		if !ending {
-			_ = c.nc.SetWriteDeadline(time.Now().Add(writeTimeout))
+		err := c.broken
+		if err == nil {
+			buf := batches.Get().(*[maxBatch]byte)
+			err = c.batch(buf[:0])
+			batches.Put(buf)
 		}
-		c.mu.Unlock()
-		err := c.put(b)
-		batches.Put(buf)
-		c.mu.Lock()
 		if err != nil {
 			c.writeFailed(err)
 			return
@@ -93,6 +102,40 @@ func (c *conn) write() {
 			return
 		}
 	}
+}
+
+// writeNow writes what is due on the goroutine of a Write of s, if that is the only one and is
+// short: to wake the writer and to be woken by it takes longer. It is false where the writer is
+// to write it. The caller holds mu.
+func (c *conn) writeNow(s *Stream) bool {
+	if c.hasRoom == nil || c.writing || c.err != nil || c.broken != nil || c.ready.first != s || s.next != nil ||
+		c.control.Len()+len(s.pending) > maxShort-frameHead || !c.hasRoom() {
+		return false
+	}
+	buf := shorts.Get().(*[maxShort]byte)
+	c.broken = c.batch(buf[:0])
+	shorts.Put(buf)
+	if c.control.Len() > 0 || c.ready.first != nil || c.err != nil || c.broken != nil {
+		c.work.Signal()
+	}
+	return true
+}
+
+// batch makes the next batch in b and writes it. The caller holds mu, which is free meanwhile.
+func (c *conn) batch(b []byte) error {
+	if b = c.fill(b); len(b) == 0 {
+		return nil
+	}
+	if now := mux.Clock(); c.err == nil && (c.due == 0 || now-c.due > int64(writeTimeout/30)) {
+		c.due = now
+		_ = c.nc.SetWriteDeadline(time.Now().Add(writeTimeout))
+	}
+	c.writing = true
+	c.mu.Unlock()
+	err := c.put(b)
+	c.mu.Lock()
+	c.writing = false
+	return err
 }
 
 // writeFailed ends the connection for err of a write. A client waits a little for the

@@ -77,6 +77,30 @@ func SocketError(fd int32) syscall.Errno {
 	return syscall.Errno(n)
 }
 
+// RoomCheck returns what reports whether a short Write to c, a socket, would return at once:
+// the kernel has room for it, or it fails. It returns nil where c is no socket.
+func RoomCheck(c net.Conn) func() bool {
+	if !IsSocket(c) {
+		return nil
+	}
+	return func() bool {
+		room := false
+		return Control(c, func(fd int32) error { room = hasRoom(fd); return nil }) != nil || room
+	}
+}
+
+// hasRoom reports whether a third of the buffer for sending is free, or fd has failed.
+func hasRoom(fd int32) bool {
+	const out = 0x4 // POLLOUT
+	p := struct {
+		fd              int32
+		events, revents int16
+	}{fd: fd, events: out}
+	var at syscall.Timespec // do not wait
+	n, _, errno := syscall.RawSyscall6(syscall.SYS_PPOLL, uintptr(unsafe.Pointer(&p)), 1, uintptr(unsafe.Pointer(&at)), 0, 0, 0)
+	return errno == 0 && n == 1
+}
+
 // IsSocket reports whether c is a TCP socket that TakeFD can take.
 func IsSocket(c net.Conn) bool {
 	switch c.(type) {

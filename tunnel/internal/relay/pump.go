@@ -40,9 +40,11 @@ type pump struct {
 	large       bool        // it has a buffer of full size; of a layer, where a Read may wait in it, only once bytes have filled a small one
 	needsRead   bool        // only a Read says whether there is something: the source is a layer
 
-	waits    bool   // the source or what it stands on is a Waiter
-	wakeFunc func() // wake, made once for Waiters
-	poller          // where the source or what it stands on is waited for, if that is a socket
+	waits    bool               // the source or what it stands on is a Waiter
+	wakeFunc func()             // wake, made once for Waiters
+	pushFunc func(b []byte) int // push, made once for a Pusher whose bytes go to a socket; nil for others
+	failed   error              // of a push; its run ends the tunnel
+	poller                      // where the source or what it stands on is waited for, if that is a socket
 }
 
 // The states of a pump. Who moves it from parked to moving runs it.
@@ -64,6 +66,9 @@ func (p *pump) init(ct *copyTunnel, src, dst net.Conn) {
 		p.needsRead = p.waits || p.pollable()
 	}
 	p.large = p.waits && !p.needsRead
+	if _, ok := src.(pusher); ok && !p.needsRead {
+		p.initPush()
+	}
 }
 
 // start begins with what was read before. A pump that has nothing to do is
@@ -90,6 +95,9 @@ func (p *pump) run(early []byte) {
 }
 
 func (p *pump) copy(early []byte) error {
+	if p.failed != nil {
+		return p.failed
+	}
 	if len(early) > 0 {
 		if err := p.write(early, len(early)); err != nil {
 			return err
@@ -248,6 +256,9 @@ func (p *pump) wakeLater() (waits bool) {
 			waits = false
 		}
 	}()
+	if w, ok := p.src.(pusher); ok && p.pushFunc != nil {
+		return !w.WaitPush(p.wakeFunc, p.pushFunc)
+	}
 	for c := p.src; ; {
 		if w, ok := c.(waiter); ok && w.WaitRead(p.wakeFunc) {
 			return false

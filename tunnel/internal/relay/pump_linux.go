@@ -73,6 +73,57 @@ func (p *pump) HandleEvent(*poll.Loop, int, uint32) bool {
 	return true
 }
 
+// initPush has the source push, where bytes go to a socket: to send a few there takes less than
+// to begin a goroutine for them.
+func (p *pump) initPush() {
+	if poll.IsSocket(p.dst) {
+		p.pushFunc = p.push
+	}
+}
+
+// push passes on what the socket takes of b at once, on the goroutine of the source. It takes
+// nothing where p is not parked.
+func (p *pump) push(b []byte) (n int) {
+	if !p.state.CompareAndSwap(parked, moving) {
+		return 0
+	}
+	err := guard(func() (err error) {
+		n, err = p.sendNow(b)
+		return err
+	})
+	if p.failed = err; err != nil || !p.park() {
+		go p.run(nil)
+	}
+	return n
+}
+
+// sendNow is write without waiting: what the socket does not take is left.
+func (p *pump) sendNow(b []byte) (n int, err error) {
+	ct := p.ct
+	if p == &ct.pumps[1] {
+		ct.owner.Answered()
+	}
+	ct.writing.Add(1)
+	defer ct.writing.Add(-1)
+	var errno syscall.Errno
+	_ = poll.Control(p.dst, func(fd int32) error { // closed: Read says so, too
+		n, errno = poll.Send(fd, b)
+		return nil
+	})
+	if errno != 0 {
+		n = 0
+	}
+	now := clock()
+	ct.moved.Store(now)
+	p.moved.Store(now)
+	p.n.Add(int64(n))
+	if errno != 0 && errno != syscall.EAGAIN && errno != syscall.EINTR {
+		ct.lost.Store(true)
+		return 0, &lostError{errno}
+	}
+	return n, nil
+}
+
 // copySocket reads into a buffer that it has only while there are bytes.
 func (p *pump) copySocket() error {
 	raw, err := poll.RawConn(p.src)

@@ -33,6 +33,7 @@ func (*socketRelay) wait()                                         {}
 type poller struct{}
 
 func (*pump) initPoller(net.Conn) {}
+func (*pump) initPush()           {}
 func (*pump) pollable() bool      { return false }
 func (*pump) copySocket() error   { panic("unreachable") }
 func (*pump) watchSocket() bool   { return false }

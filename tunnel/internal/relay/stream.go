@@ -17,6 +17,9 @@ type (
 	waiter        interface {
 		WaitRead(wake func()) (ready bool)
 	}
+	pusher interface {
+		WaitPush(wake func(), push func(p []byte) (taken int)) (ready bool)
+	}
 	holder          interface{ Held() int }
 	layer           interface{ NetConn() net.Conn }
 	keepAliveSetter interface {
