@@ -94,7 +94,8 @@ test-portable: ## the small program for each system, and what of it an emulator 
 test-networks: build ## the tests in network namespaces, which need root
 	@if [ "$$(id -u)" != 0 ]; then echo "not root: the tests of networks" >>$(CULVERT_LEFT_OUT); exit 0; fi; \
 	$(GO) test -tags netns ./internal/testnet/netns ./internal/unixsocket ./internal/capture/... ./internal/isolate && cd integration && \
-	$(GO) test -tags netns -race -parallel 6 ./networks && $(GO) test -tags netns -run '^(TestLoss|TestAgent)$$' ./bench
+	$(GO) test -tags netns -race -parallel 6 ./networks && $(GO) test -tags netns -run '^(TestLoss|TestAgent)$$' ./bench && \
+	$(GO) test -tags netns -run '^TestOneOutgoingPort$$' ./interop
 
 .PHONY: test-peers
 test-peers: build ## the tests against real peers, and of the examples, over the relay of the system
@@ -146,7 +147,7 @@ peers: ## install the real peers, by apt-get on Debian and Ubuntu
 check: ## format, vet on three systems, static analysis, tidy
 	@out=$$(gofmt -l $$(git ls-files '*.go')); [ -z "$$out" ] || { echo "not gofmt-clean:"; echo "$$out"; exit 1; }
 	$(GO) vet ./... && $(GO) vet -tags measure ./connect/h2 ./internal/testnet && $(GO) vet -tags nospiffe ./cmd/... ./identity/... && $(GO) vet -tags nokube,nospiffe ./cmd/...
-	cd integration && $(GO) vet ./... && $(GO) vet -tags netns ./reliability ./networks ./bench && $(GO) vet -tags copyrelay ./reliability ./interop
+	cd integration && $(GO) vet ./... && $(GO) vet -tags netns ./reliability ./networks ./bench ./interop && $(GO) vet -tags copyrelay ./reliability ./interop
 	cd integration/coredns && $(GO) vet ./...
 	cd integration/peers && $(GO) vet ./...
 	cd integration/deploy && $(GO) vet ./...

@@ -16,7 +16,7 @@ import (
 // those of its forwards.
 func (w *world) agentOf(t *testing.T, services, forwards string) (gw, agent *gateway, at []string) {
 	t.Helper()
-	issue(t, w.authority, w.dir, "gw", testca.Options{SPIFFEID: "spiffe://example.test/gateway", IPs: []net.IP{net.IPv4(127, 0, 0, 1)}, Usage: testca.ServerOnly})
+	issue(t, w.authority, w.dir, "gw", testca.Options{SPIFFEID: "spiffe://example.test/gateway", IPs: []net.IP{net.ParseIP(w.host)}, Usage: testca.ServerOnly})
 	gw = startGateway(t, "--config", w.write(t, "gw.yaml", fmt.Sprintf(`
 identity: {trust: {example.test: {caFile: ca.crt}}}
 listeners: [{address: "127.0.0.1:%s", tls: {certificateFile: gw.crt, keyFile: gw.key, trust: example.test}}]

@@ -152,14 +152,20 @@ services:
 	}
 }
 
+// browse is world.browse in the network of the test.
+func browse(t *testing.T, args ...string) (shown, errs string) {
+	t.Helper()
+	return new(world).browse(t, args...)
+}
+
 // browse has a browser that is new show a page, and returns that as it is when
 // it is loaded, and what the browser has to say besides. The last of args is
 // the page's URL.
-func browse(t *testing.T, args ...string) (shown, errs string) {
+func (w *world) browse(t *testing.T, args ...string) (shown, errs string) {
 	t.Helper()
-	shown, errs, _ = command(t, "chromium", append([]string{
+	shown, errs, _ = runCmd(t, w.inside(t, "chromium", append([]string{
 		"--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-component-update",
 		"--user-data-dir=" + t.TempDir(), "--timeout=20000", "--dump-dom",
-	}, args...)...)
+	}, args...)...))
 	return shown, errs
 }

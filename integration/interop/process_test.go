@@ -187,6 +187,15 @@ func command(t *testing.T, name string, args ...string) (stdout, stderr string, 
 	return runCmd(t, cmd)
 }
 
+// inside returns a command of a client program: in the network of those.
+func (w *world) inside(t *testing.T, name string, args ...string) *exec.Cmd {
+	t.Helper()
+	all := append(append(w.within[:len(w.within):len(w.within)], look(t, name)), args...)
+	cmd := exec.Command(all[0], all[1:]...)
+	cmd.Env = environ()
+	return cmd
+}
+
 func runCmd(t *testing.T, cmd *exec.Cmd) (stdout, stderr string, code int) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 2*patience)

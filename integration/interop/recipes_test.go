@@ -13,7 +13,6 @@ import (
 	"net/http/httptest"
 	"net/url"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -28,84 +27,13 @@ func TestRecipesOfTheAgent(t *testing.T) {
 	guide, err := os.ReadFile("../../docs/guides/agent.md")
 	must(t, err)
 	w := newWorld(t)
-	names := []string{"orders.shop.example", "cache.shop.example", "wiki.shop.example"}
-	shop := issue(t, w.authority, w.dir, "shop", testca.Options{SPIFFEID: "spiffe://example.test/ns/shop/sa/svc", DNSNames: names, Usage: testca.ServerOnly})
-	orders := httptest.NewUnstartedServer(w.orders(t))
-	orders.TLS, orders.EnableHTTP2 = shop.ServerConfig(), true
-	orders.StartTLS()
-	t.Cleanup(orders.Close)
-	wiki := httptest.NewUnstartedServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) { fmt.Fprintf(rw, "<p>served %s to %s", r.Host, r.Proto) }))
-	wiki.TLS = &tls.Config{Certificates: []tls.Certificate{shop.TLS}} // a browser without a person has no certificate to choose
-	wiki.StartTLS()
-	t.Cleanup(wiki.Close)
-	plain := httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) { fmt.Fprintf(rw, "plain %s\n", r.Host) }))
-	t.Cleanup(plain.Close)
-	cache := "127.0.0.1:" + freePort(t)
-	_, port, _ := net.SplitHostPort(cache)
-	start(t, "redis-server", "--port", "0", "--tls-port", port, "--bind", "127.0.0.1", "--save", "", "--dir", w.dir,
-		"--tls-cert-file", filepath.Join(w.dir, "shop.crt"), "--tls-key-file", filepath.Join(w.dir, "shop.key"), "--tls-ca-cert-file", w.ca).listens(t, cache)
-	keys, shell := w.sshd(t, "")
-	services := ""
-	for name, at := range map[string]string{
-		names[0]: orders.Listener.Addr().String(), names[1]: cache, names[2]: wiki.Listener.Addr().String(),
-		"plain.shop.example": plain.Listener.Addr().String(), "db.shop.example": w.postgres(t), "build.shop.example": "127.0.0.1:" + shell,
-	} {
-		services += fmt.Sprintf("  - {name: %s, endpoints: [%q]}\n", name, at)
-	}
+	s := w.shop(t)
 	db, redis := freePort(t), freePort(t)
-	_, agent, at := w.agentOf(t, services, fmt.Sprintf("%s: db.shop.example, %s: cache.shop.example", db, redis))
+	_, agent, at := w.agentOf(t, s.services, fmt.Sprintf("%s: db.shop.example, %s: cache.shop.example", db, redis))
 	_, socks, _ := net.SplitHostPort(at[0])
 	here := strings.NewReplacer("127.0.0.1:1080", at[0], "1080", socks, "5432", db, "6379", redis)
 
-	const me = "you are " + clientID
-	for name, want := range map[string][]string{
-		"curl":                 {me + " by HTTP/2.0", me + " by HTTP/2.0", "plain plain.shop.example"},
-		"git":                  {"in a repository"},
-		"psql":                 {"/CN=web"},
-		"JDBC":                 {"/CN=web"},
-		"Redis":                {"OK"},
-		"Python":               {me + " by HTTP/1.1", me + " by HTTP/1.0"},
-		"Node":                 {me + " by HTTP/1.1"},
-		"Java":                 {me + " by HTTP/2.0"},
-		"Registries of images": {"{}"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			out := w.recipe(t, here.Replace(section(t, string(guide), name)))
-			for _, want := range want {
-				_, rest, found := strings.Cut(out, want)
-				if !found {
-					t.Errorf("want %q in the rest of the output: %q", want, out)
-				}
-				out = rest
-			}
-		})
-	}
-	t.Run("Browsers", func(t *testing.T) {
-		t.Parallel()
-		const pac = "--proxy-pac-url=http://127.0.0.1:1080/proxy.pac"
-		if !strings.Contains(string(guide), "chromium "+pac+" https://wiki.shop.example/") {
-			t.Error("the guide has another command")
-		}
-		pin := sha256.Sum256(wiki.Certificate().RawSubjectPublicKeyInfo)
-		out, errs := browse(t, "--ignore-certificate-errors-spki-list="+base64.StdEncoding.EncodeToString(pin[:]), here.Replace(pac), "https://wiki.shop.example/")
-		if want := "served wiki.shop.example to HTTP/"; !strings.Contains(out, want) {
-			t.Errorf("got %q, want %q in it\n%s", out, want, errs)
-		}
-	})
-	t.Run("SSH", func(t *testing.T) {
-		t.Parallel()
-		_, config, _ := strings.Cut(string(guide), "# ~/.ssh/config\n")
-		config, _, found := strings.Cut(config, "```")
-		if !found {
-			t.Fatal("the guide has no configuration of ssh")
-		}
-		config = strings.ReplaceAll(config, "culvert connect", culvert+" connect --agent "+at[0])
-		path := w.write(t, "ssh_config", config+"IdentityFile "+filepath.Join(keys, "client")+"\nIdentitiesOnly yes\nBatchMode yes\nStrictHostKeyChecking no\nUserKnownHostsFile /dev/null\n")
-		if out, errs, code := command(t, "ssh", "-F", path, "build.shop.example", "echo by ssh"); out != "by ssh\n" || code != 0 {
-			t.Errorf("exit code %d, got %q, %s", code, out, errs)
-		}
-	})
+	w.programs(t, string(guide), here, s, at[0])
 	// A client of a registry in Go, as Docker is, with what HTTPS_PROXY makes of its Transport.
 	t.Run("Go", func(t *testing.T) {
 		t.Parallel()
@@ -132,6 +60,105 @@ func TestRecipesOfTheAgent(t *testing.T) {
 		t.Errorf("a name that is not there: exit code %d, %s%s", code, out, errs)
 	}
 	agent.line(t, "refused nobody.shop.example", func(l line) bool { return l.Target == "nobody.shop.example:443" && l.Reason == "no-route" })
+}
+
+// A shop is the services of the recipes, in the network of the gateway.
+type shop struct {
+	services string // of the gateway's configuration
+	keys     string // the folder with the key that SSH lets in
+	wiki     *httptest.Server
+}
+
+func (w *world) shop(t *testing.T) *shop {
+	t.Helper()
+	names := []string{"orders.shop.example", "cache.shop.example", "wiki.shop.example"}
+	pair := issue(t, w.authority, w.dir, "shop", testca.Options{SPIFFEID: "spiffe://example.test/ns/shop/sa/svc", DNSNames: names, Usage: testca.ServerOnly})
+	orders := httptest.NewUnstartedServer(w.orders(t))
+	orders.TLS, orders.EnableHTTP2 = pair.ServerConfig(), true
+	orders.StartTLS()
+	t.Cleanup(orders.Close)
+	wiki := httptest.NewUnstartedServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) { fmt.Fprintf(rw, "<p>served %s to %s", r.Host, r.Proto) }))
+	wiki.TLS = &tls.Config{Certificates: []tls.Certificate{pair.TLS}} // a browser without a person has no certificate to choose
+	wiki.StartTLS()
+	t.Cleanup(wiki.Close)
+	plain := httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) { fmt.Fprintf(rw, "plain %s\n", r.Host) }))
+	t.Cleanup(plain.Close)
+	cache := "127.0.0.1:" + freePort(t)
+	_, port, _ := net.SplitHostPort(cache)
+	start(t, "redis-server", "--port", "0", "--tls-port", port, "--bind", "127.0.0.1", "--save", "", "--dir", w.dir,
+		"--tls-cert-file", filepath.Join(w.dir, "shop.crt"), "--tls-key-file", filepath.Join(w.dir, "shop.key"), "--tls-ca-cert-file", w.ca).listens(t, cache)
+	keys, shell := w.sshd(t, "")
+	s := &shop{keys: keys, wiki: wiki}
+	for name, at := range map[string]string{
+		names[0]: orders.Listener.Addr().String(), names[1]: cache, names[2]: wiki.Listener.Addr().String(),
+		"plain.shop.example": plain.Listener.Addr().String(), "db.shop.example": w.postgres(t), "build.shop.example": "127.0.0.1:" + shell,
+	} {
+		s.services += fmt.Sprintf("  - {name: %s, endpoints: [%q]}\n", name, at)
+	}
+	return s
+}
+
+// programs runs the recipes of the guide, of which here replaces the agent's addresses by those
+// of this one. Its entry for CONNECT and SOCKS5 is at.
+func (w *world) programs(t *testing.T, guide string, here *strings.Replacer, s *shop, at string) {
+	const me = "you are " + clientID
+	for name, want := range map[string][]string{
+		"curl":                 {me + " by HTTP/2.0", me + " by HTTP/2.0", "plain plain.shop.example"},
+		"git":                  {"in a repository"},
+		"psql":                 {"/CN=web"},
+		"JDBC":                 {"/CN=web"},
+		"Redis":                {"OK"},
+		"Python":               {me + " by HTTP/1.1", me + " by HTTP/1.0"},
+		"Node":                 {me + " by HTTP/1.1"},
+		"Java":                 {me + " by HTTP/2.0"},
+		"Registries of images": {"{}"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			out := w.recipe(t, here.Replace(section(t, guide, name)))
+			for _, want := range want {
+				_, rest, found := strings.Cut(out, want)
+				if !found {
+					t.Errorf("want %q in the rest of the output: %q", want, out)
+				}
+				out = rest
+			}
+		})
+	}
+	t.Run("Browsers", func(t *testing.T) {
+		t.Parallel()
+		const pac = "--proxy-pac-url=http://127.0.0.1:1080/proxy.pac"
+		if !strings.Contains(guide, "chromium "+pac+" https://wiki.shop.example/") {
+			t.Error("the guide has another command")
+		}
+		pin := sha256.Sum256(s.wiki.Certificate().RawSubjectPublicKeyInfo)
+		out, errs := w.browse(t, "--ignore-certificate-errors-spki-list="+base64.StdEncoding.EncodeToString(pin[:]), here.Replace(pac), "https://wiki.shop.example/")
+		if want := "served wiki.shop.example to HTTP/"; !strings.Contains(out, want) {
+			t.Errorf("got %q, want %q in it\n%s", out, want, errs)
+		}
+	})
+	t.Run("SSH", func(t *testing.T) {
+		t.Parallel()
+		_, config, _ := strings.Cut(guide, "# ~/.ssh/config\n")
+		config, _, found := strings.Cut(config, "```")
+		if !found {
+			t.Fatal("the guide has no configuration of ssh")
+		}
+		config = strings.ReplaceAll(config, "culvert connect", culvert+" connect --agent "+at)
+		path := w.write(t, "ssh_config", config+"IdentityFile "+filepath.Join(s.keys, "client")+"\nIdentitiesOnly yes\nBatchMode yes\nStrictHostKeyChecking no\nUserKnownHostsFile /dev/null\n")
+		if out, errs, code := runCmd(t, w.inside(t, "ssh", "-F", path, "build.shop.example", "echo by ssh")); out != "by ssh\n" || code != 0 {
+			t.Errorf("exit code %d, got %q, %s", code, out, errs)
+		}
+		clone := filepath.Join(t.TempDir(), "clone")
+		git := w.inside(t, "git", "clone", "-q", "ssh://build.shop.example"+filepath.Join(w.dir, "served", "site.git"), clone)
+		git.Env = append(git.Env, "GIT_SSH_COMMAND=ssh -F "+path)
+		if out, errs, code := runCmd(t, git); code != 0 {
+			t.Errorf("git clone: exit code %d, %s%s", code, out, errs)
+		}
+		if out, _, _ := command(t, "git", "-C", clone, "log", "--format=%s"); out != "in a repository\n" {
+			t.Errorf("the clone has %q", out)
+		}
+	})
 }
 
 // orders says whom it serves, and has a repository of git and the first page of a registry of images.
@@ -184,7 +211,7 @@ func (w *world) recipe(t *testing.T, script string) string {
 		must(t, err)
 		must(t, os.WriteFile(filepath.Join(dir, name), b, 0o600))
 	}
-	cmd := exec.Command("/bin/sh", "-e", "-c", script)
+	cmd := w.inside(t, "/bin/sh", "-e", "-c", script)
 	cmd.Dir = dir
 	cmd.Env = append(environ(), "HOME="+dir, "PATH=/usr/bin:/bin", "GIT_CONFIG_NOSYSTEM=1", "GIT_TERMINAL_PROMPT=0", "JDK_JAVA_OPTIONS=-XX:TieredStopAtLevel=1")
 	out, errs, code := runCmd(t, cmd)

@@ -17,7 +17,7 @@ import (
 	"culvert.dev/internal/testca"
 )
 
-// squid starts a Squid that wants a user by Basic, lets clients connect to one port, and
+// squid starts a Squid at the host of the world that wants a user by Basic, lets clients connect to one port, and
 // knows hosts, of lines as in /etc/hosts. It writes a line to the file logs as each connection ends.
 func (w *world) squid(t *testing.T, port, allowed, user, password, hosts string) (p *process, logs string) {
 	t.Helper()
@@ -44,7 +44,7 @@ func (w *world) squid(t *testing.T, port, allowed, user, password, hosts string)
 	must(t, os.Chmod(filepath.Dir(logs), 0o777))
 	must(t, os.WriteFile(filepath.Join(dir, "users"), []byte(user+":"+hash), 0o644))
 	must(t, os.WriteFile(filepath.Join(dir, "hosts"), []byte(hosts), 0o644))
-	conf := w.write(t, "squid.conf", fmt.Sprintf(`http_port 127.0.0.1:%[1]s
+	conf := w.write(t, "squid.conf", fmt.Sprintf(`http_port %[1]s
 pid_filename none
 cache_log stdio:%[2]s/logs/cache
 access_log stdio:%[2]s/logs/access
@@ -62,9 +62,9 @@ acl gateway port %[3]s
 http_access deny !gateway
 http_access allow known
 http_access deny all
-`, port, dir, allowed))
+`, net.JoinHostPort(w.host, port), dir, allowed))
 	p = start(t, "squid", "-N", "-n", instance, "-d", "1", "-f", conf)
-	p.listens(t, "127.0.0.1:"+port)
+	p.listens(t, net.JoinHostPort(w.host, port))
 	return p, logs
 }
 

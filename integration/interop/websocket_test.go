@@ -48,7 +48,7 @@ const silence = 2 * time.Second
 // http2 it speaks that to clients, which get no WebSocket there.
 func (w *world) nginxBefore(t *testing.T, gateway, options string) (addr string) {
 	t.Helper()
-	addr = "127.0.0.1:" + freePort(t)
+	addr = net.JoinHostPort(w.host, freePort(t))
 	cert, key, _ := w.loadBalancer(t)
 	w.runNginx(t, "nginx-lb", addr, "", fmt.Sprintf(`
 	server {

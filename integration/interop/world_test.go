@@ -26,6 +26,8 @@ const (
 // those of a CA nobody knows.
 type world struct {
 	dir             string
+	host            string   // at which gateways and what is in front of them listen
+	within          []string // the command that runs client programs in a network of their own; nil for none
 	authority       *testca.CA
 	client, service *testca.Pair
 
@@ -36,7 +38,7 @@ type world struct {
 
 func newWorld(t *testing.T) *world {
 	t.Helper()
-	w := &world{dir: t.TempDir()}
+	w := &world{dir: t.TempDir(), host: "127.0.0.1"}
 	file := func(name string) string { return filepath.Join(w.dir, name) }
 	w.ca, w.cert, w.key = file("ca.crt"), file("web.crt"), file("web.key")
 	w.svcCert, w.svcKey = file("svc.crt"), file("svc.key")
