@@ -112,11 +112,9 @@ func (s *Server) FreePort(name tunnel.Pattern) uint16 {
 	g.mu.RLock()
 	defer g.mu.RUnlock()
 	used := map[uint16]bool{}
-	for _, members := range g.groups {
-		for _, m := range members {
-			if m.Name == name {
-				used[m.Port] = true
-			}
+	if h := g.names[name]; h != nil {
+		for _, m := range h.members {
+			used[m.Port] = true
 		}
 	}
 	for {

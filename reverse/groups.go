@@ -107,6 +107,7 @@ type Groups struct {
 	swept  time.Time
 	remote map[string][]*remoteMember // sessions of other replicas, by group
 	news   chan struct{}              // closed with the next change that other replicas are told of; nil for nobody to tell
+	recent recentNames
 }
 
 // A heldName is a name that belongs to an owner.
@@ -117,7 +118,7 @@ type heldName struct {
 	live    *registry.LiveService // that has it, unless it is listed
 	allow   []string
 	ports   []uint16
-	members int
+	members []*Membership
 	remotes []*remoteName // the same name at other replicas that have sessions for it
 	since   int64         // when the owner got it, in milliseconds of Unix time: of two owners the first one keeps it
 	until   time.Time     // when it is free again; counts while there are no members and no remotes
@@ -125,7 +126,7 @@ type heldName struct {
 
 // heldAt reports whether the name is its owner's at a time.
 func (h *heldName) heldAt(now time.Time) bool {
-	return h.members > 0 || len(h.remotes) > 0 || now.Before(h.until)
+	return len(h.members) > 0 || len(h.remotes) > 0 || now.Before(h.until)
 }
 
 // A Membership is one name that one session serves, until Leave.
@@ -248,8 +249,8 @@ func (g *Groups) add(m *Membership, listed bool) error {
 	switch {
 	case g.joined[m.Owner] >= maxMemberships:
 		return tunnel.Refusef(tunnel.Overload, "reverse: %q: all sessions of the owner serve %d names, the limit", m.Name, maxMemberships)
-	case h != nil && h.members >= maxMembers:
-		return tunnel.Refusef(tunnel.Overload, "reverse: %q has %d sessions, the limit", m.Name, h.members)
+	case h != nil && len(h.members) >= maxMembers:
+		return tunnel.Refusef(tunnel.Overload, "reverse: %q has %d sessions, the limit", m.Name, len(h.members))
 	case h == nil:
 		if n := len(g.owned[m.Owner]); n >= g.namesPerOwner() {
 			return tunnel.Refusef(tunnel.Overload, "reverse: %q: the owner has %d names, the limit", m.Name, n)
@@ -259,7 +260,7 @@ func (g *Groups) add(m *Membership, listed bool) error {
 		}
 		h = g.hold(m.Name, m.Owner)
 	}
-	if h.members++; h.members == 1 {
+	if h.members = append(h.members, m); len(h.members) == 1 {
 		g.tellChange()
 	}
 	if g.joined == nil {
@@ -268,7 +269,7 @@ func (g *Groups) add(m *Membership, listed bool) error {
 	g.joined[m.Owner]++
 	g.groups[m.group] = append(slices.Clip(g.groups[m.group]), m)
 	g.setLive(h, &m.Registration, m.group, listed)
-	g.announce()
+	g.announce(m.Name)
 	return nil
 }
 
@@ -284,6 +285,7 @@ func (g *Groups) hold(name tunnel.Pattern, owner string) *heldName {
 	g.names[name] = h
 	g.sorted, g.owned[owner] = g.sorted.with(h), g.owned[owner].with(h)
 	g.used.Store(true)
+	g.note(name)
 	return h
 }
 
@@ -326,9 +328,22 @@ func (g *Groups) sweep(now time.Time) {
 		return
 	}
 	g.swept = now
+	over := func(h *heldName) bool { return !h.heldAt(now) }
+	owners := map[string]bool{}
 	for name, h := range g.names {
-		if !h.heldAt(now) {
-			g.free(name, h)
+		if over(h) {
+			delete(g.names, name)
+			g.note(name)
+			owners[h.owner] = true
+		}
+	}
+	if len(owners) == 0 {
+		return
+	}
+	g.sorted = slices.DeleteFunc(g.sorted, over)
+	for owner := range owners {
+		if g.owned[owner] = slices.DeleteFunc(g.owned[owner], over); len(g.owned[owner]) == 0 {
+			delete(g.owned, owner)
 		}
 	}
 }
@@ -336,6 +351,7 @@ func (g *Groups) sweep(now time.Time) {
 // free forgets a name. The caller holds mu.
 func (g *Groups) free(name tunnel.Pattern, h *heldName) {
 	delete(g.names, name)
+	g.note(name)
 	g.sorted = g.sorted.without(h)
 	if g.owned[h.owner] = g.owned[h.owner].without(h); len(g.owned[h.owner]) == 0 {
 		delete(g.owned, h.owner)
@@ -349,7 +365,7 @@ func (m *Membership) Drain() {
 	}
 	m.groups.mu.Lock()
 	defer m.groups.mu.Unlock()
-	m.groups.announce()
+	m.groups.announce(m.Name)
 }
 
 // Leave ends m. Streams that stand are the Session's to end. Calls after the first do
@@ -377,12 +393,13 @@ func (g *Groups) leave(m *Membership) {
 		delete(g.groups, m.group)
 	}
 	if h := g.names[m.Name]; h != nil {
-		if h.members--; h.members == 0 {
+		h.members = slices.DeleteFunc(h.members, func(o *Membership) bool { return o == m })
+		if len(h.members) == 0 {
 			h.until = time.Now().Add(g.holdFor())
 			g.tellChange()
 		}
 	}
-	g.announce()
+	g.announce(m.Name)
 }
 
 // hasLeft reports whether m has ended.
@@ -440,19 +457,13 @@ func (g *Groups) List() []Listed {
 	now := time.Now()
 	g.mu.RLock()
 	defer g.mu.RUnlock()
-	byName := map[tunnel.Pattern][]*Membership{}
-	for _, members := range g.groups {
-		for _, m := range members {
-			byName[m.Name] = append(byName[m.Name], m)
-		}
-	}
 	list := make([]Listed, 0, len(g.names))
 	for name, h := range g.names {
 		if !h.heldAt(now) {
 			continue
 		}
-		one := Listed{Name: name, Owner: h.owner, Members: byName[name], Remote: h.shares()}
-		if h.members == 0 && len(h.remotes) == 0 {
+		one := Listed{Name: name, Owner: h.owner, Members: slices.Clone(h.members), Remote: h.shares()}
+		if len(h.members) == 0 && len(h.remotes) == 0 {
 			one.Until = h.until
 		}
 		slices.SortFunc(one.Members, func(a, b *Membership) int {

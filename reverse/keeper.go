@@ -192,7 +192,7 @@ func (g *Groups) kept() []keptName {
 	list := make([]keptName, 0, len(g.names))
 	for name, h := range g.names {
 		left := g.holdFor()
-		if h.members == 0 && len(h.remotes) == 0 {
+		if len(h.members) == 0 && len(h.remotes) == 0 {
 			left = h.until.Sub(now)
 		}
 		if left > 0 && len(h.owner) <= maxOwner {

@@ -93,8 +93,9 @@ func (h *heldName) shares() (all []ReplicaShare) {
 	return all
 }
 
-// announce has other replicas told of a change. The caller holds mu.
-func (g *Groups) announce() {
+// announce has other replicas told of a change of a name. The caller holds mu.
+func (g *Groups) announce(name tunnel.Pattern) {
+	g.note(name)
 	if g.news != nil {
 		close(g.news)
 		g.news = nil
@@ -115,47 +116,6 @@ func (g *Groups) nextNews() <-chan struct{} {
 		g.news = make(chan struct{})
 	}
 	return g.news
-}
-
-// local returns the names that other replicas are to know, and what is closed with the next
-// change of them. Names that another replica has sessions for are that one's to tell.
-func (g *Groups) local() (map[tunnel.Pattern]replicaName, <-chan struct{}) {
-	now := time.Now()
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if g.news == nil {
-		g.news = make(chan struct{})
-	}
-	all := make(map[tunnel.Pattern]replicaName, len(g.names))
-	for name, h := range g.names {
-		n := replicaName{Name: name, Owner: h.owner, Since: h.since, Allow: h.allow}
-		switch {
-		case len(h.owner) > maxOwner:
-			continue
-		case h.members > 0:
-		case len(h.remotes) > 0:
-			continue
-		default:
-			if n.Left = int(h.until.Sub(now) / time.Second); n.Left < 1 {
-				continue
-			}
-		}
-		all[name] = n
-	}
-	for _, members := range g.groups {
-		for _, m := range members {
-			if n, ok := all[m.Name]; ok {
-				n.add(m)
-				all[m.Name] = n
-			}
-		}
-	}
-	for _, n := range all {
-		slices.SortFunc(n.Serves, func(a, b replicaGroup) int {
-			return cmp.Or(cmp.Compare(a.Group, b.Group), cmp.Compare(a.Port, b.Port))
-		})
-	}
-	return all, g.news
 }
 
 // add counts m, one of the sessions that serve n.
@@ -211,13 +171,14 @@ func (g *Groups) setRemote(l *replicaLink, n *replicaName) (lost bool) {
 		g.tellChange()
 	}
 	h.since = min(h.since, n.Since)
+	g.note(n.Name)
 	if len(n.Serves) == 0 {
 		if until := now.Add(min(time.Duration(n.Left)*time.Second, g.holdFor())); until.After(h.until) {
 			h.until = until
 		}
 		return lost
 	}
-	defer g.announce()
+	defer g.announce(n.Name)
 	h.remotes = append(h.remotes, &remoteName{*n, l})
 	if g.remote == nil {
 		g.remote = map[string][]*remoteMember{}
@@ -228,7 +189,7 @@ func (g *Groups) setRemote(l *replicaLink, n *replicaName) (lost bool) {
 			key = liveGroup(n.Name)
 		}
 		g.remote[key] = append(slices.Clip(g.remote[key]), &remoteMember{s, n.Name, l})
-		if h.members == 0 || !listed {
+		if len(h.members) == 0 || !listed {
 			g.setLive(h, &claim.Registration, key, listed)
 		}
 	}
@@ -243,13 +204,9 @@ func (n *replicaName) wins(h *heldName) bool {
 // evict takes a name from its owner, and reports whether there were sessions here that served
 // it. The caller holds mu.
 func (g *Groups) evict(h *heldName) (had bool) {
-	for _, members := range g.groups {
-		for _, m := range members {
-			if m.Name == h.name {
-				g.leave(m)
-				had = true
-			}
-		}
+	for _, m := range slices.Clone(h.members) {
+		g.leave(m)
+		had = true
 	}
 	for _, r := range slices.Clone(h.remotes) {
 		g.unlink(r.link, h.name, time.Now())
@@ -258,7 +215,7 @@ func (g *Groups) evict(h *heldName) (had bool) {
 		g.free(h.name, h)
 	}
 	g.tellChange()
-	g.announce()
+	g.announce(h.name)
 	return had
 }
 
@@ -274,6 +231,7 @@ func (g *Groups) unlink(l *replicaLink, name tunnel.Pattern, now time.Time) {
 	}
 	gone := h.remotes[at]
 	h.remotes = slices.Delete(slices.Clone(h.remotes), at, at+1)
+	g.note(name)
 	for _, s := range gone.Serves {
 		key := cmp.Or(s.Group, liveGroup(name))
 		left := slices.DeleteFunc(slices.Clone(g.remote[key]), func(m *remoteMember) bool { return m.link == l && m.name == name })
@@ -281,29 +239,21 @@ func (g *Groups) unlink(l *replicaLink, name tunnel.Pattern, now time.Time) {
 			delete(g.remote, key)
 		}
 	}
-	if len(h.remotes) == 0 && h.members == 0 {
+	if len(h.remotes) == 0 && len(h.members) == 0 {
 		h.until = now.Add(g.holdFor())
 		g.tellChange()
-		g.announce()
+		g.announce(name)
 	}
 }
 
-// dropRemote forgets what another replica has said of some names, all if there are none.
-// They stay their owners' for as long as after a last session.
-func (g *Groups) dropRemote(l *replicaLink, names ...tunnel.Pattern) {
+// dropRemote forgets what another replica has said of some names. They stay their owners' for
+// as long as after a last session.
+func (g *Groups) dropRemote(l *replicaLink, names []tunnel.Pattern) {
 	now := time.Now()
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	for _, name := range names {
 		g.unlink(l, name, now)
-	}
-	if len(names) > 0 {
-		return
-	}
-	for name, h := range g.names {
-		if slices.ContainsFunc(h.remotes, func(r *remoteName) bool { return r.link == l }) {
-			g.unlink(l, name, now)
-		}
 	}
 }
 

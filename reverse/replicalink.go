@@ -7,8 +7,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -53,15 +55,15 @@ func (s *replicaServing) serve(ctx context.Context, r *Replicas) error {
 	})
 	ping := time.NewTicker(replicaPing)
 	defer ping.Stop()
-	sent := map[tunnel.Pattern]replicaName{}
+	sent, next := map[tunnel.Pattern]*replicaName{}, uint64(0)
 	generation, drained := uint64(0), false
 	for {
 		began := time.Now()
-		names, news := r.Server.Groups.local()
+		now := r.Server.Groups.local(next)
 		r.mu.Lock()
 		draining := r.draining
 		r.mu.Unlock()
-		lines := changesOf(sent, names)
+		lines := changesOf(sent, &now)
 		if draining && !drained {
 			lines, drained = append(lines, replicaLine{Draining: true}), true
 		}
@@ -72,7 +74,7 @@ func (s *replicaServing) serve(ctx context.Context, r *Replicas) error {
 				return err
 			}
 		}
-		sent = names
+		next = now.next
 		pause := time.NewTimer(max(replicaNews, 4*time.Since(began))) // a change is never most of the work
 		for waiting := true; waiting; {
 			select {
@@ -101,7 +103,7 @@ func (s *replicaServing) serve(ctx context.Context, r *Replicas) error {
 				if err := s.write(&replicaLine{}); err != nil {
 					return err
 				}
-			case <-news:
+			case <-now.news:
 				waiting = false
 			case <-s.wake:
 				waiting = false
@@ -120,8 +122,8 @@ func (s *replicaServing) write(l *replicaLine) error {
 	return err
 }
 
-// changesOf returns the lines that make now of before.
-func changesOf(before, now map[tunnel.Pattern]replicaName) (lines []replicaLine) {
+// changesOf makes now of what was sent, and returns the lines for the other side to do the same.
+func changesOf(sent map[tunnel.Pattern]*replicaName, now *localNames) (lines []replicaLine) {
 	var line replicaLine
 	size := 0
 	add := func(n int) {
@@ -130,18 +132,31 @@ func changesOf(before, now map[tunnel.Pattern]replicaName) (lines []replicaLine)
 			line, size = replicaLine{}, 0
 		}
 	}
-	for name := range before {
-		if _, ok := now[name]; !ok {
+	remove := func(name tunnel.Pattern) {
+		if sent[name] != nil {
+			delete(sent, name)
 			line.Removed = append(line.Removed, name)
 			add(len(name.String()) + 3)
 		}
 	}
-	for name, n := range now {
-		if old, ok := before[name]; ok && old.equal(&n) {
+	if now.all {
+		for name := range sent {
+			if now.names[name] == nil {
+				remove(name)
+			}
+		}
+	}
+	for name, n := range now.names {
+		if n == nil {
+			remove(name)
 			continue
 		}
-		line.Names = append(line.Names, n)
-		b, _ := json.Marshal(&n) // the stream fails with its error
+		if old := sent[name]; old != nil && old.equal(n) {
+			continue
+		}
+		sent[name] = n
+		line.Names = append(line.Names, *n)
+		b, _ := json.Marshal(n) // the stream fails with its error
 		add(len(b) + 1)
 	}
 	if size > 0 {
@@ -305,10 +320,11 @@ func (l *replicaLink) join(replica string) bool {
 
 // leave has the names of the replica be those of one that is gone.
 func (l *replicaLink) leave() {
-	l.replicas.Server.Groups.dropRemote(l)
 	l.mu.Lock()
-	defer l.mu.Unlock()
+	names := slices.Collect(maps.Keys(l.names))
 	l.names = nil
+	l.mu.Unlock()
+	l.replicas.Server.Groups.dropRemote(l, names)
 }
 
 // read takes the lines that come, until the stream ends.
@@ -350,7 +366,7 @@ func (l *replicaLink) take(line *replicaLine) error {
 	l.mu.Unlock()
 	groups := l.replicas.Server.Groups
 	if len(line.Removed) > 0 {
-		groups.dropRemote(l, line.Removed...)
+		groups.dropRemote(l, line.Removed)
 	}
 	lost := false
 	for i := range line.Names {

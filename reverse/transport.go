@@ -73,7 +73,7 @@ func (t groupTransport) comingBack(req *tunnel.Request) bool {
 	g.mu.RLock()
 	defer g.mu.RUnlock()
 	h := g.held(req.Name)
-	return h != nil && h.members == 0 && len(h.remotes) == 0 && time.Until(h.until) > g.holdFor()-comebackTime
+	return h != nil && len(h.members) == 0 && len(h.remotes) == 0 && time.Until(h.until) > g.holdFor()-comebackTime
 }
 
 // await waits for a change of the sessions. It is false where none comes in time.
