@@ -176,7 +176,7 @@ FUZZ_SHORT := sni:FuzzParse:20 sni:FuzzQUIC:12 sni:FuzzQUICFrames:10 connect:Fuz
 	connect/ws:FuzzServerStates:8 connect/ws:FuzzClientStates:8 connect/socks5:FuzzServerStates:8 connect/socks5:FuzzClientStates:8 \
 	connect/ws:FuzzHandshake:10 connect/ws:FuzzFrames:12 connect/socks5:FuzzRequest:8 connect/socks5:FuzzServe:12 connect/socks5:FuzzAnswer:8 connect:FuzzReply:8 connect/connectudp:FuzzCapsules:12 connect/connectudp:FuzzPath:6 connect/connectudp:FuzzTunnelStates:8 \
 	connect/proxyproto:FuzzParse:12 connect/proxyproto:FuzzInner:6 dns:FuzzQuery:12 dns:FuzzReply:12 internal/udp:FuzzHeader:5 tunnel:FuzzLoop:8 registry/snapshot:FuzzDecode:10 delegation:FuzzXFCC:6 delegation:FuzzClientCert:6 \
-	delegation:FuzzVerify:6 delegation:FuzzParseHeader:6 internal/gateway/inbound:FuzzDelegations:10 registry/peer:FuzzSession:10 reverse:FuzzServerSession:10 reverse:FuzzClientSession:10 reverse:FuzzReplica:8 reverse:FuzzPoolProtocol:5 internal/invitation:FuzzToken:5 identity/sshkeys:FuzzAuthorizedKeys:6 \
+	delegation:FuzzVerify:6 delegation:FuzzParseHeader:6 internal/gateway/inbound:FuzzDelegations:10 registry/peer:FuzzSession:10 registry/peer:FuzzSubscriber:6 internal/gateway/upstream:FuzzFirstBytes:6 reverse:FuzzServerSession:10 reverse:FuzzClientSession:10 reverse:FuzzReplica:8 reverse:FuzzPoolProtocol:5 internal/invitation:FuzzToken:5 identity/sshkeys:FuzzAuthorizedKeys:6 \
 	nat:FuzzParsePCP:5 nat:FuzzParseNATPMP:5 nat:FuzzSTUN:5 nat/upnp:FuzzDescription:6 nat/upnp:FuzzReadAnswer:5 \
 	identity:FuzzParseSPIFFEID:6 identity/enroll:FuzzRequest:8 identity/bundle:FuzzParse:8 internal/names:FuzzAnswer:10 registry/alloc:FuzzPortFile:6 registry/alloc:FuzzVIPFile:6
 

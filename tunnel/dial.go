@@ -38,6 +38,10 @@ type TransportInfo struct {
 	Datagrams bool
 
 	Identity string // how the endpoint is told who the client is, for people; "" where it is not
+
+	// PassesClientTLS says that this gateway adds TLS for clients that do not begin it
+	// themselves, and that the TLS of others passes.
+	PassesClientTLS bool
 }
 
 // Security says how a Transport protects what it carries.

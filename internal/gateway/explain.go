@@ -102,6 +102,7 @@ type ExplanationEndpoint struct {
 	Via      []string `json:"via,omitempty"`      // the gateways on the way, nearest first: "connect gw.example.com:443"
 	Security string   `json:"security,omitempty"` // of the transport: plain, server-verified or mutual; "" where the endpoint is dialed as it is
 	Identity string   `json:"identity,omitempty"` // how the endpoint is told who the client is; "" where it is not
+	OwnTLS   bool     `json:"ownTLS,omitempty"`   // TLS that the client begins passes, and the others have that of the gateway
 	Problem  string   `json:"problem,omitempty"`  // why it must not be dialed
 	Insecure bool     `json:"insecure,omitempty"` // plaintext to it is carried only because of "insecure: true"
 	TLSOnly  string   `json:"tlsOnly,omitempty"`  // why plaintext to it is refused with "insecure"; "" where it is carried, or none can come
@@ -160,7 +161,7 @@ func Explain(ctx context.Context, r *tunnel.Router, listeners []Listener, q Quer
 		ep := ExplanationEndpoint{Address: a.Endpoint.String(), Insecure: a.Endpoint.Insecure}
 		if t := a.Endpoint.Transport; t != nil {
 			info := t.Info()
-			ep.Via, ep.Security, ep.Identity = info.Hops, info.Security.String(), info.Identity
+			ep.Via, ep.Security, ep.Identity, ep.OwnTLS = info.Hops, info.Security.String(), info.Identity, info.PassesClientTLS
 		}
 		if a.Err != nil {
 			ep.Problem = a.Err.Error()

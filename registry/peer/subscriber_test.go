@@ -325,3 +325,35 @@ func TestIdleSubscribers(t *testing.T) {
 		t.Errorf("an idle subscriber takes %d bytes, want less than 100 KiB", each)
 	}
 }
+
+// What a subscriber sends, who may be anybody with an identity, is taken in as nothing.
+func FuzzSubscriber(f *testing.F) {
+	f.Add([]byte(hello + "\n" + first + "\n" + second + "\n"))
+	f.Add([]byte(hello + "\n" + `{"version":1,"kind":"subscribe","generation":3,"instance":"x"}` + "\n" + `{"version":1,"kind":"heartbeat"}` + "\n" + `{"version":1,"kind":"drain"}` + "\n"))
+	f.Add([]byte(hello + "\n" + `{"version":1,"kind":"snapshot","generation":1,"more":true,"services":[{"key":"a","names":["bank.example"]}]}` + "\n" + first + "\n"))
+	f.Add([]byte(`{"version":1,"kind":"error","message":"x"}` + "\n"))
+	f.Fuzz(func(t *testing.T, sent []byte) {
+		owner := &Peers{Site: "east", Table: func() *registry.Table { return nil }}
+		caller := tunnel.Peer{ID: laptop, Method: "mtls"}
+		one := owner.enter(&caller)
+		s, err := one.newSession(caller, netip.Addr{}, false, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.conn = &script{Reader: strings.NewReader(string(sent))}
+		s.silence = time.AfterFunc(time.Hour, func() {})
+		defer s.silence.Stop()
+		if err := s.read(); err == nil {
+			t.Error("the stream ends without an error")
+		} else if strings.Contains(err.Error(), "panic") {
+			t.Error(err)
+		}
+		if got := one.received(); got != nil && len(got.services) > 0 {
+			t.Errorf("%d services of a subscriber are taken", len(got.services))
+		}
+		owner.leave(&caller, one)
+		if len(owner.others) > 0 {
+			t.Errorf("%d subscribers are left", len(owner.others))
+		}
+	})
+}

@@ -237,6 +237,9 @@ func printExplanation(w io.Writer, target string, x *gateway.Explanation) {
 		if ep.Identity != "" {
 			note += "\n     it is told who the client is " + printable(ep.Identity)
 		}
+		if ep.OwnTLS {
+			note += "\n     a client that begins TLS has its own with the endpoint; the gateway speaks TLS for others"
+		}
 		if ep.Problem != "" {
 			note += "  would be refused: " + ep.Problem
 		}

@@ -245,6 +245,8 @@ func (l *layered) Info() tunnel.TransportInfo {
 			}
 		case *identityLayer:
 			info.Identity = layer.describe()
+		case *passingLayer:
+			info.PassesClientTLS = true
 		}
 	}
 	return info
