@@ -43,7 +43,15 @@ func (s Sockets) ListenPacket(ctx context.Context, network, address string) (net
 // kernel has room for it or the connection has failed, where nobody else writes to c. It does not
 // block. RoomCheck returns nil where that can't be known: where c does not stand on a TCP socket,
 // and elsewhere than on Linux.
-func RoomCheck(c net.Conn) func() bool {
+func RoomCheck(c net.Conn) func() bool { return poll.RoomCheck(socketOf(c)) }
+
+// LimitUnsent has a Write to c wait while the kernel has n bytes that it has not sent, whatever its
+// buffer holds: what is written later waits behind fewer. Bytes under way to the peer do not count. It
+// does nothing where c does not stand on a TCP socket, and elsewhere than on Linux.
+func LimitUnsent(c net.Conn, n int) { poll.LimitUnsent(socketOf(c), n) }
+
+// socketOf returns what c stands on.
+func socketOf(c net.Conn) net.Conn {
 	for {
 		switch over := c.(type) {
 		case *Conn:
@@ -51,7 +59,7 @@ func RoomCheck(c net.Conn) func() bool {
 		case interface{ NetConn() net.Conn }:
 			c = over.NetConn()
 		default:
-			return poll.RoomCheck(c)
+			return c
 		}
 	}
 }

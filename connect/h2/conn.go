@@ -55,6 +55,7 @@ const (
 const (
 	maxResets       = 256              // ids of streams that are remembered
 	maxBatch        = 128 << 10        // bytes of one write
+	maxUnsent       = 32 << 10         // bytes that the kernel takes before it has sent them: a small stream is behind them
 	maxShort        = 4 << 10          // bytes of one that the kernel takes at once where it has room
 	writeTimeout    = 30 * time.Second // for one write
 	lingerTimeout   = time.Second      // for the last frames to arrive, and for the body of a refusal
@@ -146,6 +147,7 @@ func newConn(nc net.Conn, s side, client bool) *conn {
 	if client {
 		c.abortCode = http2.ErrCodeCancel
 	}
+	tunnel.LimitUnsent(nc, maxUnsent)
 	c.input = &input{conn: nc}
 	c.br = newReadBuffer(c.input)
 	c.fr = http2.NewFramer(nil, c.br)

@@ -28,6 +28,9 @@ func Dial(ctx context.Context, addr netip.AddrPort, mark uint32, _ *Task) (net.C
 // PendingError knows nothing here: the idle limit finds out.
 func PendingError(net.Conn) error { return nil }
 
+// LimitUnsent does nothing here.
+func LimitUnsent(net.Conn, int) {}
+
 // RoomCheck knows nothing here: what writes may have to wait.
 func RoomCheck(net.Conn) func() bool { return nil }
 

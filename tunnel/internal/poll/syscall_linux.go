@@ -77,6 +77,15 @@ func SocketError(fd int32) syscall.Errno {
 	return syscall.Errno(n)
 }
 
+// LimitUnsent has writes to c wait while the kernel has n bytes of it that it has not sent, where c
+// is a socket.
+func LimitUnsent(c net.Conn, n int) {
+	const notSentLowAt = 25 // TCP_NOTSENT_LOWAT, Linux 3.12
+	if IsSocket(c) {
+		_ = Control(c, func(fd int32) error { return syscall.SetsockoptInt(int(fd), syscall.IPPROTO_TCP, notSentLowAt, n) })
+	}
+}
+
 // RoomCheck returns what reports whether a short Write to c, a socket, would return at once:
 // the kernel has room for it, or it fails. It returns nil where c is no socket.
 func RoomCheck(c net.Conn) func() bool {
