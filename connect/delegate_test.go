@@ -30,8 +30,8 @@ func TestCallersAreStatedByCertificatesAlone(t *testing.T) {
 		{"a Unix socket", tunnel.Peer{ID: "uid:0", Method: "unix"}, nil, Fields{{"Culvert-Peer", "a"}}, nil},
 	} {
 		var stated []string
-		p := &Protocol{Delegate: func(_ *tunnel.Request, got []string) (tunnel.Peer, error) {
-			stated = got
+		p := &Protocol{Delegate: func(_ *tunnel.Request, got Stated) (tunnel.Peer, error) {
+			stated = got.Callers
 			return tunnel.Peer{ID: "caller", Method: "mtls"}, nil
 		}}
 		req := &tunnel.Request{Peer: row.peer, TLS: row.tls}
@@ -50,7 +50,7 @@ func TestCallersAreStatedByCertificatesAlone(t *testing.T) {
 		}
 	}
 	wrong := errors.New("expired")
-	p := &Protocol{Delegate: func(*tunnel.Request, []string) (tunnel.Peer, error) { return tunnel.Peer{}, wrong }}
+	p := &Protocol{Delegate: func(*tunnel.Request, Stated) (tunnel.Peer, error) { return tunnel.Peer{}, wrong }}
 	_, err := p.Admit(t.Context(), &tunnel.Request{Peer: mtls, TLS: &tunnel.EndedTLS{Peer: mtls}}, "svc.test:443", Fields{{"Culvert-Peer", "a"}})
 	if tunnel.ReasonOf(err) != tunnel.NoAuth || !errors.Is(err, wrong) {
 		t.Errorf("got %v, want %s", err, tunnel.NoAuth)

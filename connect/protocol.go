@@ -41,14 +41,24 @@ type Protocol struct {
 	ProxyName string
 
 	// Delegate, if set, returns who has made req, where its client has a verified
-	// certificate and states a caller: stated are the values of all its fields
-	// Culvert-Peer, and req.TLS.Peer is the client. One that may not do that is the caller
-	// itself: req.Peer. An error refuses the request. For any other client the field has no meaning.
+	// certificate and states something of a caller, and sets the Source of req where that is
+	// stated. req.TLS.Peer is the client. One that may not do that is the caller itself:
+	// req.Peer. An error refuses the request. For any other client the fields have no meaning.
 	Delegate DelegateFunc
 }
 
 // A DelegateFunc is a Protocol's Delegate.
-type DelegateFunc func(req *tunnel.Request, stated []string) (tunnel.Peer, error)
+type DelegateFunc func(req *tunnel.Request, stated Stated) (tunnel.Peer, error)
+
+// Stated is what a gateway states of the caller of a request that it passes on: the values of
+// all fields of each name.
+type Stated struct {
+	Callers []string // Culvert-Peer: an assertion
+	Sources []string // Culvert-Source: the address and port of the client
+}
+
+// SourceField is the field in which a gateway states the address and port of a client.
+const SourceField = "Culvert-Source"
 
 // via returns this gateway's pseudonym.
 func (p *Protocol) via() string {

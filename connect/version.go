@@ -40,21 +40,29 @@ func (p *Protocol) Admit(ctx context.Context, req *tunnel.Request, target string
 	return WithVia(ctx, hops), nil
 }
 
-// callerField is the field in which a gateway states who has made a request, in lower case.
-const callerField = "culvert-peer"
+// callerField is the field in which a gateway states who has made a request.
+const callerField = "Culvert-Peer"
 
-// delegate sets the Peer of req, whose client may be a gateway that states it.
+// isField reports whether name may be read as that of a field by somebody.
+func isField(name, field string) bool {
+	return len(name) == len(field) && strings.EqualFold(strings.ReplaceAll(name, "_", "-"), field)
+}
+
+// delegate sets the Peer of req, whose client may be a gateway that states it, and its Source likewise.
 func (p *Protocol) delegate(req *tunnel.Request, fields Fields) error {
 	if p.Delegate == nil || req.TLS == nil || req.TLS.Peer.Method != "mtls" {
 		return nil
 	}
-	var stated []string
+	var stated Stated
 	for _, f := range fields {
-		if len(f.Name) == len(callerField) && strings.EqualFold(strings.ReplaceAll(f.Name, "_", "-"), callerField) {
-			stated = append(stated, f.Value)
+		switch {
+		case isField(f.Name, callerField):
+			stated.Callers = append(stated.Callers, f.Value)
+		case isField(f.Name, SourceField):
+			stated.Sources = append(stated.Sources, f.Value)
 		}
 	}
-	if len(stated) == 0 {
+	if len(stated.Callers)+len(stated.Sources) == 0 {
 		return nil
 	}
 	peer, err := p.Delegate(req, stated)

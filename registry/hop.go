@@ -70,6 +70,10 @@ type HopIdentity struct {
 	// one TLS session, in the field Culvert-Peer.
 	Assertion bool `json:",omitzero"`
 
+	// Source is the address and port of the client, in the field Culvert-Source. It is for
+	// replicas of this gateway, which decide by it as this one does.
+	Source bool `json:",omitzero"`
+
 	// XFCC is the mode of the field X-Forwarded-Client-Cert: "sanitizeSet", "appendForward",
 	// or "" for none. ClientCert has the certificate of the client in the fields of RFC 9440.
 	XFCC       string `json:",omitempty"`

@@ -109,14 +109,19 @@ func (r *Replicas) is(req *tunnel.Request) bool {
 }
 
 // PassedOn reports whether another replica has passed req on. It is for Groups.PassedOn.
-func (r *Replicas) PassedOn(req *tunnel.Request) bool { return r.is(req) }
+func (r *Replicas) PassedOn(req *tunnel.Request) bool { return req.PassedOn || r.is(req) }
 
 // Restore has req be what it was where it came to another replica, if that has passed it on:
 // a caller without an identity has none here, either, and what was left to the service there
-// is left to it here. The caller has an identity where the replica has stated it.
+// is left to it here, as if the TLS between the replicas were not. The caller has an identity
+// where the replica has stated it.
 func (r *Replicas) Restore(req *tunnel.Request) {
-	if r.is(req) && req.Peer.Method == req.TLS.Peer.Method && req.Peer.ID == req.TLS.Peer.ID {
-		req.Peer, req.DeferIdentity = tunnel.Peer{}, true
+	if !r.is(req) {
+		return
+	}
+	req.PassedOn = true
+	if req.Peer.Method == req.TLS.Peer.Method && req.Peer.ID == req.TLS.Peer.ID {
+		req.Peer, req.TLS, req.DeferIdentity = tunnel.Peer{}, nil, true
 	}
 }
 

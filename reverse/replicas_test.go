@@ -340,12 +340,21 @@ func TestReplicasAreStrict(t *testing.T) {
 	// What came to another replica from a caller without an identity is that here, too.
 	passedOn := by(replicaIDOfTests)
 	passedOn.TLS = &tunnel.EndedTLS{Peer: passedOn.Peer}
-	if r.Restore(passedOn); passedOn.Peer.Method != "" || !passedOn.DeferIdentity {
+	between := passedOn.TLS
+	if r.Restore(passedOn); passedOn.Peer.Method != "" || !passedOn.DeferIdentity || passedOn.TLS != nil {
 		t.Errorf("a request of a caller without an identity is of %+v", passedOn.Peer)
 	}
+	if !r.PassedOn(passedOn) {
+		t.Error("a request that was restored could be passed on again")
+	}
 	stated := by("alice")
-	stated.TLS = &tunnel.EndedTLS{Peer: passedOn.TLS.Peer}
-	if r.Restore(stated); stated.Peer.ID != "alice" || stated.DeferIdentity {
+	stated.TLS = between
+	if r.Restore(stated); stated.Peer.ID != "alice" || stated.DeferIdentity || !stated.PassedOn {
 		t.Errorf("a request of a caller that was stated is of %+v", stated.Peer)
+	}
+	stranger := by("spiffe://corp.example/edge")
+	stranger.TLS = &tunnel.EndedTLS{Peer: stranger.Peer}
+	if r.Restore(stranger); stranger.Peer.Method == "" || stranger.DeferIdentity || stranger.PassedOn || r.PassedOn(stranger) {
+		t.Errorf("a request of a stranger is taken for one of a replica: %+v", stranger)
 	}
 }

@@ -36,6 +36,10 @@ type Request struct {
 	// caller has none that this gateway can see.
 	DeferIdentity bool
 
+	// PassedOn says that another replica of this gateway, whose certificate was verified, has
+	// decided about the request and passed it on. It goes no further than this one.
+	PassedOn bool
+
 	// Hello is the Fingerprint of the TLS ClientHello that is passed on as it
 	// came, and 0 for all else.
 	Hello uint32

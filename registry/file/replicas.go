@@ -29,7 +29,7 @@ func (r *replicaSet) registered() *Replicas {
 	}
 	return &Replicas{To: readable(r.To), Hop: registry.Hop{
 		Proto: r.Protocol, ServerName: r.ServerName, KeyName: r.Key, TrustNames: readable(r.Trust), Peers: readable(r.IDs),
-		ForwardIdentity: registry.HopIdentity{Assertion: true},
+		ForwardIdentity: registry.HopIdentity{Assertion: true, Source: true},
 	}}
 }
 

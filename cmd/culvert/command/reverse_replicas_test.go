@@ -5,11 +5,14 @@ import (
 	"context"
 	"crypto/tls"
 	"fmt"
+	"net"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"culvert.dev/connect"
+	"culvert.dev/internal/gateway"
 	"culvert.dev/internal/testnet"
 )
 
@@ -19,6 +22,8 @@ const replicaGateway = `cluster: gw
 listeners:
   - {address: "127.0.0.1:1", tls: {key: gw, trust: corp.example, clientCertificates: optional, protocols: [connect]}}
   - {address: "%s", tls: {key: gw, trust: corp.example, protocols: [%s]}}
+  - {address: "127.0.0.3:1", protocols: [sni]}
+  - {address: "127.0.0.4:1", protocols: [sni], unidentifiedCallers: defer}
 identity:
   keys: {gw: {certificateFile: gw.crt, keyFile: gw.key}}
   trust: {corp.example: {caFile: ca.pem}}
@@ -32,6 +37,8 @@ policies:
     action: allow
     targets: {names: [cam.edge.example]}
     rules: [{sources: [{spiffe: ["spiffe://corp.example/ns/web/*"]}]}]
+  - {name: near, action: allow, targets: {names: [near.edge.example]}, rules: [{sources: [{cidrs: [127.0.5.0/24]}]}]}
+  - {name: replicas, action: allow, targets: {names: [inside.edge.example]}, rules: [{sources: [{cidrs: [127.0.0.0/24]}]}]}
 services: []
 %s`
 
@@ -94,6 +101,88 @@ func TestReplicasStateCallers(t *testing.T) {
 			var out strings.Builder
 			if err := printConnectors(&out, &list, time.Now()); err != nil || !strings.Contains(out.String(), "cam.edge.example has 1 session to replica "+gateways[0].Connectors().Replica) {
 				t.Errorf("culvert connectors prints %q and %v", out.String(), err)
+			}
+		})
+	}
+}
+
+// A request that comes to a replica by the name in its ClientHello has no identity. Both replicas
+// decide by the address of the client, not by that of the other replica, and where the listener
+// leaves identities to the service, both do. Nobody but a replica can say where a client is.
+func TestReplicasDecideByWhereClientsAre(t *testing.T) {
+	w := newReverseWorld(t)
+	const gwID = "spiffe://corp.example/ns/gw/sa/gw1"
+	for _, carrier := range []string{"connect", "connect-h2", "hbone"} {
+		t.Run(carrier, func(t *testing.T) {
+			var gateways []*running
+			for range 2 {
+				gw := w.issue(t, gwID, "gw1.example")
+				gateways = append(gateways, startFile(t, map[string]string{
+					"gw.crt": string(gw.CertPEM), "gw.key": string(gw.KeyPEM), "ca.pem": string(w.ca.CertPEM), "culvert.yaml": fmt.Sprintf(replicaGateway, "127.0.0.2:1", carrier, ""),
+				}))
+			}
+			for _, g := range gateways {
+				g.write(t, "culvert.yaml", fmt.Sprintf(replicaGateway, "127.0.0.2:1", carrier, fmt.Sprintf(
+					"replicas: {to: [%q, %q], protocol: %s, key: gw, trust: corp.example, ids: [%q]}\n", gateways[0].addrs[1], gateways[1].addrs[1], carrier, gwID)))
+				g.source.Reload()
+			}
+			recipe := strings.Replace(w.recipe, w.gateway.addrs[0], gateways[0].addrs[0], 1)
+			for _, name := range []string{"near", "inside", "open"} {
+				recipe += fmt.Sprintf("    - {name: %s.edge.example, to: %q}\n", name, w.service.Addr())
+			}
+			w.connector(t, "spiffe://corp.example/ns/edge/sa/one", recipe)
+			testnet.Eventually(t, patience, func() bool {
+				names := gateways[1].Connectors().Names
+				return len(names) == 4 && !slices.ContainsFunc(names, func(n gateway.ConnectorName) bool { return len(n.Replicas) != 1 })
+			}, "the other replica knows of the session")
+			// hello asks for a name, with the client's certificate, on a connection to a gateway.
+			hello := func(c net.Conn, name string) error {
+				defer c.Close()
+				_ = c.SetDeadline(time.Now().Add(patience))
+				inner := tls.Client(c, &tls.Config{ServerName: name, InsecureSkipVerify: true, Certificates: []tls.Certificate{w.client.TLS}})
+				_, err := bufio.NewReader(inner).ReadString('\n')
+				return err
+			}
+			for _, row := range []struct {
+				from, name string
+				listener   int // of the second replica
+				want       bool
+			}{
+				{"127.0.5.1", "open", 2, true},
+				{"127.0.5.1", "near", 2, true},
+				{"127.0.6.1", "near", 2, false},
+				{"127.0.0.1", "near", 2, false},
+				{"127.0.0.1", "inside", 2, true},
+				{"127.0.5.1", "inside", 2, false}, // where the replicas may
+				{"127.0.5.1", "cam", 2, false},    // which asks for an identity
+				{"127.0.5.1", "cam", 3, true},     // which the service sees
+				{"127.0.6.1", "near", 3, false},
+			} {
+				d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(row.from)}}
+				c, err := d.DialContext(t.Context(), "tcp", gateways[1].addrs[row.listener])
+				if err != nil {
+					t.Fatal(err)
+				}
+				if err := hello(c, row.name+".edge.example"); (err == nil) != row.want {
+					t.Errorf("%s from %s at listener %d: got %v, want yes %v", row.name, row.from, row.listener, err, row.want)
+				}
+			}
+
+			// A client that says it is elsewhere is where it is, at either replica.
+			front := w.issue(t, frontID)
+			for _, g := range gateways {
+				for _, name := range []string{"near", "open"} {
+					d := &connect.Dialer{Proxy: g.addrs[0], TLS: &tls.Config{Certificates: []tls.Certificate{front.TLS}, InsecureSkipVerify: true}, Header: func(context.Context, string) (connect.Fields, error) {
+						return connect.Fields{{Name: connect.SourceField, Value: "127.0.5.1:4000"}}, nil
+					}}
+					c, err := d.DialContext(t.Context(), "tcp", name+".edge.example:443")
+					if err == nil {
+						err = hello(c, name+".edge.example")
+					}
+					if (err == nil) != (name == "open") {
+						t.Errorf("%s by a client that says it is elsewhere: got %v", name, err)
+					}
+				}
 			}
 		})
 	}

@@ -4,6 +4,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 
@@ -50,21 +51,33 @@ func (d *delegates) caller(req *tunnel.Request, assertion string) (tunnel.Peer, 
 	case assertion == "":
 		return req.Peer, nil
 	}
-	return d.peer(req, []string{assertion})
+	return d.peer(req, connect.Stated{Callers: []string{assertion}})
 }
 
 // peer returns who has made req: whom the gateway states, whose certificate was verified,
 // if the trust domain of that caller lists the gateway, and who it was without that if no
-// trust domain does. Each gateway on the way is the Actor of the one before. It is
-// connect.DelegateFunc.
-func (d *delegates) peer(req *tunnel.Request, stated []string) (tunnel.Peer, error) {
+// trust domain does. Each gateway on the way is the Actor of the one before. Such a gateway may
+// state where the client is, too. It is connect.DelegateFunc.
+func (d *delegates) peer(req *tunnel.Request, stated connect.Stated) (tunnel.Peer, error) {
 	gateway := req.TLS.Peer
 	domains := d.store.Delegations(gateway.ID)
 	if len(domains) == 0 {
 		return req.Peer, nil
 	}
-	if len(stated) > 1 {
-		return tunnel.Peer{}, fmt.Errorf("the request has %d fields %s, want one", len(stated), delegation.HeaderField)
+	for name, values := range map[string][]string{delegation.HeaderField: stated.Callers, connect.SourceField: stated.Sources} {
+		if len(values) > 1 {
+			return tunnel.Peer{}, fmt.Errorf("the request has %d fields %s, want one", len(values), name)
+		}
+	}
+	if len(stated.Sources) > 0 {
+		source, err := netip.ParseAddrPort(stated.Sources[0])
+		if err != nil || source.Addr().Zone() != "" {
+			return tunnel.Peer{}, fmt.Errorf("the field %s is %q, want an address and a port", connect.SourceField, tunnel.Clip(stated.Sources[0]))
+		}
+		req.Source = netip.AddrPortFrom(source.Addr().Unmap(), source.Port())
+	}
+	if len(stated.Callers) == 0 {
+		return req.Peer, nil
 	}
 	if own := gateway.Auth; own != nil && slices.Contains(domains, own.TrustDomain) {
 		domains = append(slices.Clone(domains), "") // callers without a trust domain are of the gateway's
@@ -76,7 +89,7 @@ func (d *delegates) peer(req *tunnel.Request, stated []string) (tunnel.Peer, err
 	if err != nil {
 		return tunnel.Peer{}, fmt.Errorf("the TLS session has nothing to bind to: %w", err)
 	}
-	a, err := d.verifier.VerifySession(stated[0], &delegation.Session{
+	a, err := d.verifier.VerifySession(stated.Callers[0], &delegation.Session{
 		Gateway: delegation.Gateway{ID: gateway.ID, TrustDomains: domains}, Leaf: req.TLS.Chain[0], Binding: binding, Audience: namesOf(req.TLS.Certificate),
 	})
 	if err != nil {

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"culvert.dev/connect"
 	"culvert.dev/delegation"
 	"culvert.dev/identity"
 	"culvert.dev/internal/testca"
@@ -140,7 +141,7 @@ func FuzzDelegations(f *testing.F) {
 			got, err := d.peer(&tunnel.Request{Peer: peer, TLS: &tunnel.EndedTLS{
 				Peer: peer, Chain: []*x509.Certificate{pairs[gateway].TLS.Leaf}, Certificate: pairs[own].TLS.Leaf,
 				Exporter: func(string, []byte, int) ([]byte, error) { return binding(session), nil },
-			}}, stated)
+			}}, connect.Stated{Callers: stated})
 			domain := a.domain
 			if domain == "" {
 				domain = "corp.example"

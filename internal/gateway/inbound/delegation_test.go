@@ -4,10 +4,12 @@ import (
 	"crypto"
 	"crypto/x509"
 	"errors"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
 
+	"culvert.dev/connect"
 	"culvert.dev/delegation"
 	"culvert.dev/identity"
 	"culvert.dev/internal/testca"
@@ -106,7 +108,7 @@ func TestDelegates(t *testing.T) {
 				return binding, nil
 			},
 		}}
-		got, err := d(req, row.stated)
+		got, err := d(req, connect.Stated{Callers: row.stated})
 		if row.err != "" {
 			if err == nil || !strings.Contains(err.Error(), row.err) {
 				t.Errorf("%s: got %v, %v, want %q", row.name, got, err, row.err)
@@ -128,6 +130,37 @@ func TestDelegates(t *testing.T) {
 		}
 		if peer.Auth.Actor != nil {
 			t.Errorf("%s: what is shared by the streams of a connection was changed", row.name)
+		}
+	}
+}
+
+// Where a client is, gateways may state that some trust domain lists, and nobody else.
+func TestSourcesAreStatedByDelegatesAlone(t *testing.T) {
+	const id = "spiffe://corp.example/gw"
+	here, there := netip.MustParseAddrPort("192.0.2.1:5000"), netip.MustParseAddrPort("198.51.100.7:443")
+	for _, row := range []struct {
+		name    string
+		listed  string // the delegate
+		stated  []string
+		want    netip.AddrPort
+		refused bool
+	}{
+		{"a delegate", id, []string{there.String()}, there, false},
+		{"mapped into IPv6", id, []string{"[::ffff:198.51.100.7]:443"}, there, false},
+		{"another gateway", "spiffe://corp.example/other", []string{there.String()}, here, false},
+		{"another gateway, and no address", "spiffe://corp.example/other", []string{"x"}, here, false},
+		{"two", id, []string{there.String(), there.String()}, here, true},
+		{"no address", id, []string{"localhost:443"}, here, true},
+		{"no port", id, []string{"198.51.100.7"}, here, true},
+		{"a zone", id, []string{"[fe80::1%eth0]:443"}, here, true},
+	} {
+		store := new(identity.Store)
+		store.SetDelegates(map[string][]string{"corp.example": {row.listed}})
+		peer := tunnel.Peer{ID: id, Method: "mtls"}
+		req := &tunnel.Request{Source: here, Peer: peer, TLS: &tunnel.EndedTLS{Peer: peer}}
+		got, err := (&Builder{Identity: store}).delegate()(req, connect.Stated{Sources: row.stated})
+		if refused := err != nil; refused != row.refused || req.Source != row.want || !refused && got.ID != id {
+			t.Errorf("%s: the client is %q at %v, with %v; want %v, refused %v", row.name, got.ID, req.Source, err, row.want, row.refused)
 		}
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/netip"
 	"slices"
 	"strings"
 	"sync"
@@ -193,6 +194,7 @@ func nameOfGateway(leaf *x509.Certificate) (string, error) {
 // callerFields has requests to a next hop state who has made them.
 type callerFields struct {
 	assertion   bool
+	source      bool
 	certs       delegation.Forwarding
 	certificate func(*tls.CertificateRequestInfo) (*tls.Certificate, error) // of this gateway, as the hop sees it
 	signers     signers
@@ -228,6 +230,9 @@ func (f *callerFields) in(ctx context.Context, cs *tls.ConnectionState) (connect
 		return nil, nil
 	}
 	fields, err := f.certificates(req)
+	if f.source && req.Source.IsValid() {
+		fields = append(fields, connect.Field{Name: connect.SourceField, Value: netip.AddrPortFrom(req.Source.Addr().WithZone(""), req.Source.Port()).String()})
+	}
 	if err == nil && f.assertion && req.Peer.Method != "" {
 		var token string
 		token, err = f.token(req, cs)
@@ -376,7 +381,7 @@ func callerHeader(h *registry.Hop, cfg *tls.Config) (connect.SessionFields, erro
 		cfg.GetClientCertificate = pinned(cfg.GetClientCertificate)
 	}
 	f := &callerFields{
-		assertion: h.ForwardIdentity.Assertion, certificate: cfg.GetClientCertificate,
+		assertion: h.ForwardIdentity.Assertion, source: h.ForwardIdentity.Source, certificate: cfg.GetClientCertificate,
 		certs: delegation.Forwarding{XFCC: delegation.XFCCMode(h.ForwardIdentity.XFCC), ClientCert: h.ForwardIdentity.ClientCert},
 	}
 	if len(cfg.Certificates) > 0 {
