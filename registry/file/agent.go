@@ -217,6 +217,7 @@ func (a *Agent) expand(d *decoder, c *configuration) {
 	a.addListeners(d, c, at)
 	a.addInbound(d, c, at)
 	a.addDNS(d, c, at)
+	a.checkVIPs(d, c, at)
 }
 
 // addGateways adds the network behind the gateways.

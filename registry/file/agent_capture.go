@@ -3,7 +3,10 @@ package file
 import (
 	"net/netip"
 	"runtime"
+	"slices"
 	"strings"
+
+	"culvert.dev/tunnel"
 )
 
 // An AgentCapture says which TCP connections of programs on this host go to the agent, whatever
@@ -45,6 +48,21 @@ func (c *AgentCapture) check(d *decoder, at mapping) {
 	}
 	if runtime.GOOS != "linux" {
 		d.errorf(at.node, "use the proxy settings of programs, or forwards", "capture needs Linux")
+	}
+}
+
+// checkVIPs finds a capture of virtual IPs where nothing has one.
+func (a *Agent) checkVIPs(d *decoder, c *configuration, at mapping) {
+	named := a.DNS != nil && len(a.Names) > 0 && !slices.Contains(a.Names, tunnel.AnyName)
+	if a.Capture == nil || !a.Capture.VIPs || c.VIPs != nil || named {
+		return
+	}
+	n := keyOf(at.object("capture").node, "vips")
+	const hint = `add vips with ranges to the file, or dns and names other than "*" to agent`
+	if len(a.Capture.CIDRs) == 0 {
+		d.errorf(n, hint, "vips captures nothing: no service and no name has a virtual IP")
+	} else {
+		d.warnf(n, hint, "vips captures nothing, and cidrs alone count: no service and no name has a virtual IP")
 	}
 }
 
