@@ -170,7 +170,7 @@ check: ## format, vet on three systems, static analysis, tidy
 
 # Package, target and seconds: about six minutes with what it takes to build them. No part of "make test", which must say the
 # same of the same tree: what fuzzers have found is kept in testdata/fuzz and tried there.
-FUZZ_SHORT := sni:FuzzParse:20 sni:FuzzQUIC:12 sni:FuzzQUICFrames:10 connect:FuzzHead:20 connect:FuzzForwardHead:6 internal/localuser:FuzzParseAnswer:4 internal/capture/nft:FuzzRead:4 \
+FUZZ_SHORT := sni:FuzzParse:20 sni:FuzzQUIC:12 sni:FuzzQUICFrames:10 connect:FuzzHead:20 connect:FuzzForwardHead:6 connect:FuzzChunks:6 internal/localuser:FuzzParseAnswer:4 internal/capture/nft:FuzzRead:4 \
 	connect/h2:FuzzServer:15 connect/h2:FuzzClient:12 connect/h2:FuzzServerStates:12 connect/h2:FuzzClientStates:12 connect/h3:FuzzRequest:12 connect/h3:FuzzControl:10 connect/hbone:FuzzFields:8 \
 	connect/h3:FuzzServerStates:10 connect/h3:FuzzClientStates:10 connect/hbone:FuzzServerStates:8 connect/hbone:FuzzClientStates:8 \
 	connect/ws:FuzzServerStates:8 connect/ws:FuzzClientStates:8 connect/socks5:FuzzServerStates:8 connect/socks5:FuzzClientStates:8 \

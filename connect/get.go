@@ -20,7 +20,9 @@ import (
 // GET http://shop.example/ HTTP/1.1 and other methods in absolute form, RFC 9112 section
 // 3.2.2. Each goes to port 80 of the service by the URL's name, or to the URL's port. A
 // connection carries one request: the service is told to close it after its response, and
-// what the client sends behind the request is dropped. It is for listeners that have
+// what the client sends behind the request is dropped. Content has a Content-Length or comes in
+// chunks, which are written anew; a request with both, or with another coding or a trailer section,
+// is refused: another server could read another request out of it. It is for listeners that have
 // Protocol, too, which takes the CONNECT requests.
 //
 // Requests in origin form, which is all that a web page can have a browser send here, are
@@ -82,7 +84,11 @@ func (p *HTTP) ServeConn(ctx context.Context, c *tunnel.Conn, h tunnel.Handler) 
 		if err != nil {
 			return nil, err
 		}
-		return &oneRequest{Stream: s, head: forward.text, body: forward.body}, nil
+		r := &oneRequest{Stream: s, head: forward.text, body: forward.body}
+		if forward.chunked {
+			r.chunks = newChunkReader(s)
+		}
+		return r, nil
 	}
 	req.Refuse = func(err error) { p.refuse(c, req, err) }
 	h.ServeTunnel(ctx, req)
@@ -126,10 +132,11 @@ type forwardHead struct {
 	authority string // HOST:PORT that it goes to
 	text      []byte
 	body      int64 // bytes that follow it
+	chunked   bool  // chunks follow it, and no body
 }
 
 // hopByHop are the fields of one connection alone, RFC 9110 section 7.6.1.
-var hopByHop = []string{"Connection", "Proxy-Connection", "Keep-Alive", "Proxy-Authorization", "Proxy-Authenticate", "TE", "Trailer", "Upgrade", "HTTP2-Settings"}
+var hopByHop = []string{"Connection", "Proxy-Connection", "Keep-Alive", "Proxy-Authorization", "Proxy-Authenticate", "TE", "Trailer", "Transfer-Encoding", "Upgrade", "HTTP2-Settings"}
 
 // newForwardHead makes the head for the service of one in absolute form.
 func newForwardHead(h *Head) (*forwardHead, error) {
@@ -160,7 +167,7 @@ func newForwardHead(h *Head) (*forwardHead, error) {
 	case path == "" || path[0] == '?':
 		path = "/" + path
 	}
-	if err := f.readBody(h.Fields); err != nil {
+	if err := f.readBody(h.Fields, h.Minor); err != nil {
 		return nil, err
 	}
 	f.write(h, host, path)
@@ -168,11 +175,20 @@ func newForwardHead(h *Head) (*forwardHead, error) {
 }
 
 // readBody reads how long the content of a request is.
-func (f *forwardHead) readBody(fields Fields) error {
-	if _, n := fields.Get("Transfer-Encoding"); n > 0 {
-		return badRequest("Transfer-Encoding: this proxy takes requests with a Content-Length")
-	}
+func (f *forwardHead) readBody(fields Fields, minor int) error {
 	length, n := fields.Get("Content-Length")
+	if coding, codings := fields.Get("Transfer-Encoding"); codings > 0 {
+		switch {
+		case n > 0: // which a server may read as another length: RFC 9112 section 6.3
+			return badRequest("Transfer-Encoding and Content-Length")
+		case minor < 1:
+			return badRequest("Transfer-Encoding in HTTP/1.0")
+		case codings > 1 || !strings.EqualFold(coding, "chunked"):
+			return badRequest("%d Transfer-Encoding fields, %q, want one with chunked", codings, tunnel.Clip(coding))
+		}
+		f.chunked = true
+		return nil
+	}
 	if n == 0 {
 		return nil
 	}
@@ -204,16 +220,20 @@ func (f *forwardHead) write(h *Head, host, path string) {
 		}
 		fmt.Fprintf(&b, "%s: %s\r\n", field.Name, field.Value)
 	}
+	if f.chunked {
+		b.WriteString("Transfer-Encoding: chunked\r\n")
+	}
 	fmt.Fprintf(&b, "Via: 1.%d culvert\r\nConnection: close\r\n\r\n", min(h.Minor, 1))
 	f.text = b.Bytes()
 }
 
 // A oneRequest is a client's stream of which the service sees one request: its head, and so
-// many bytes behind it. What the client sends after that is dropped, and its end is an end.
+// many bytes behind it, or chunks. What the client sends after that is dropped, and its end is an end.
 type oneRequest struct {
 	tunnel.Stream
-	head []byte
-	body int64
+	head   []byte
+	body   int64
+	chunks *chunkReader // nil for a body
 }
 
 // Read implements net.Conn.
@@ -225,6 +245,9 @@ func (r *oneRequest) Read(p []byte) (int, error) {
 		n := copy(p, r.head)
 		r.head = r.head[n:]
 		return n, nil
+	}
+	if r.chunks != nil {
+		return r.chunks.read(p)
 	}
 	if r.body > 0 {
 		n, err := r.Stream.Read(p[:min(int64(len(p)), r.body)])

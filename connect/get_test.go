@@ -81,6 +81,8 @@ func TestHTTPRequestsGoToTheirService(t *testing.T) {
 			"OPTIONS * HTTP/1.1\r\nHost: shop.test\r\nVia: 1.1 culvert\r\nConnection: close\r\n\r\n"},
 		{"PUT http://[2001:db8::1]/x?y HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\nab", "[2001:db8::1]:80",
 			"PUT /x?y HTTP/1.1\r\nHost: [2001:db8::1]\r\nContent-Length: 3\r\nVia: 1.1 culvert\r\nConnection: close\r\n\r\nab " + io.ErrUnexpectedEOF.Error()},
+		{"POST http://shop.test/ HTTP/1.1\r\nHost: x\r\nConnection: transfer-encoding\r\nTransfer-Encoding: Chunked\r\nTrailer: Host\r\n\r\n005;a\r\nhello\r\n0\r\n\r\nGET http://b.test/ HTTP/1.1\r\n\r\n", "shop.test:80",
+			"POST / HTTP/1.1\r\nHost: shop.test\r\nTransfer-Encoding: chunked\r\nVia: 1.1 culvert\r\nConnection: close\r\n\r\n5\r\nhello\r\n0\r\n\r\n"},
 		{"GET http://shop.test?q HTTP/1.1\r\nHost: x\r\n\r\n", "shop.test:80", "GET /?q HTTP/1.1\r\nHost: shop.test\r\nVia: 1.1 culvert\r\nConnection: close\r\n\r\n"},
 	}
 	for _, row := range rows {
@@ -115,6 +117,10 @@ func TestHTTPRefuses(t *testing.T) {
 		"GET http://shop.test/#a HTTP/1.1\r\nHost: shop.test\r\n\r\n",
 		"GET http://shop.test:0/ HTTP/1.1\r\nHost: shop.test\r\n\r\n",
 		"POST http://shop.test/ HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n0\r\n\r\n",
+		"POST http://shop.test/ HTTP/1.0\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+		"POST http://shop.test/ HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+		"POST http://shop.test/ HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: identity\r\n\r\nabc",
+		"POST http://shop.test/ HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
 		"POST http://shop.test/ HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\nContent-Length: 3\r\n\r\nabc",
 		"POST http://shop.test/ HTTP/1.1\r\nHost: a\r\nContent-Length: -3\r\n\r\nabc",
 		"POST http://shop.test/ HTTP/1.1\r\nHost: a\r\nContent-Length: +3\r\n\r\nabc",
@@ -214,7 +220,9 @@ func FuzzForwardHead(f *testing.F) {
 		if _, wrong := ParseAuthority(forward.authority); wrong == nil && (n != 1 || again.Len != len(forward.text) || !strings.HasPrefix(forward.authority, host)) {
 			t.Errorf("%q: %s is told %q", text, forward.authority, forward.text)
 		}
-		if _, n := again.Fields.Get("Transfer-Encoding"); n > 0 || again.Method != head.Method {
+		coding, n := again.Fields.Get("Transfer-Encoding")
+		_, lengths := again.Fields.Get("Content-Length")
+		if n > 0 != forward.chunked || forward.chunked && (n > 1 || coding != "chunked" || lengths > 0 || forward.body > 0) || again.Method != head.Method {
 			t.Errorf("%q: the service is told %q", text, forward.text)
 		}
 	})

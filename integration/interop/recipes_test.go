@@ -13,6 +13,7 @@ import (
 	"net/http/httptest"
 	"net/url"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -54,6 +55,12 @@ func TestRecipesOfTheAgent(t *testing.T) {
 			}
 		}
 	})
+	// Content of an unknown length.
+	post := exec.Command(look(t, "curl"), "-sS", "--proxy", "http://"+at[0], "-T", "-", "http://plain.shop.example/")
+	post.Env, post.Stdin = environ(), strings.NewReader(strings.Repeat("0123456789", 100_000))
+	if out, errs, code := runCmd(t, post); out != "plain plain.shop.example, 1000000 bytes, [chunked] <nil>\n" || code != 0 {
+		t.Errorf("content in chunks: exit code %d, got %q, %s", code, out, errs)
+	}
 	// What there is not is refused with its reason, to programs that show it.
 	out, errs, code := command(t, "curl", "-sS", "-v", "--proxy", "http://"+at[0], "https://nobody.shop.example/")
 	if code == 0 || !strings.Contains(errs, "no-route") {
@@ -81,7 +88,10 @@ func (w *world) shop(t *testing.T) *shop {
 	wiki.TLS = &tls.Config{Certificates: []tls.Certificate{pair.TLS}} // a browser without a person has no certificate to choose
 	wiki.StartTLS()
 	t.Cleanup(wiki.Close)
-	plain := httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) { fmt.Fprintf(rw, "plain %s\n", r.Host) }))
+	plain := httptest.NewServer(http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+		n, err := io.Copy(io.Discard, r.Body)
+		fmt.Fprintf(rw, "plain %s, %d bytes, %v %v\n", r.Host, n, r.TransferEncoding, err)
+	}))
 	t.Cleanup(plain.Close)
 	cache := "127.0.0.1:" + freePort(t)
 	_, port, _ := net.SplitHostPort(cache)
