@@ -209,3 +209,54 @@ services: []
 		})
 	}
 }
+
+// A device joins through a corporate proxy that wants a password, which is in a file.
+func TestJoinThroughCorporateProxy(t *testing.T) {
+	const name = "gw.example.test"
+	w := newWorld(t)
+	issue(t, w.authority, w.dir, "gw", testca.Options{SPIFFEID: "spiffe://example.test/gw", DNSNames: []string{name}, Usage: testca.ServerOnly})
+	port, admin := freePort(t), "127.0.0.1:"+freePort(t)
+	startGateway(t, "--config", w.write(t, "gw.yaml", fmt.Sprintf(`
+listeners:
+  - {address: "127.0.0.1:%[1]s", protocols: [sni], tls: {names: [%[2]s], key: gw, trust: example.test, clientCertificates: optional, protocols: [connect-h2]}}
+identity:
+  keys: {gw: {certificateFile: gw.crt, keyFile: gw.key}}
+  trust: {example.test: {caFile: ca.crt}}
+enrollment: {gateway: "%[2]s:%[1]s", key: gw, trustDomain: example.test, certificateFile: ca.crt, keyFile: ca.key, state: enrollment}
+services: [{name: %[4]s, ports: [443], endpoints: ["127.0.0.1:1"]}]
+admin: %[3]q
+adminControl: true
+`, port, name, admin, svc)))
+	proxyPort := freePort(t)
+	squid, logs := w.squid(t, proxyPort, port, "alice", "hunter2", "127.0.0.1 "+name+"\n")
+	token, errs, code := command(t, "culvert", "invite", "--device", "cam-7", "--admin", admin)
+	if code != 0 {
+		t.Fatalf("culvert invite: %s", errs)
+	}
+	join := func(args ...string) (string, string, int) {
+		t.Helper()
+		return runCmd(t, withInput(t, token, append(append([]string{"join", "--state", filepath.Join(w.dir, "device")}, args...), "-")...))
+	}
+	proxy := []string{"--upstream-proxy", "http://127.0.0.1:" + proxyPort}
+	for _, wrong := range []struct {
+		args []string
+		want string
+	}{
+		{nil, name}, // which only the proxy knows
+		{proxy, "407"},
+		{append(proxy, "--upstream-proxy-user", "alice"), "go together"},
+		{append(proxy, "--upstream-proxy-user", "alice", "--upstream-proxy-password-file", w.write(t, "wrong", "wrong\n")), "refuse"},
+	} {
+		if out, errs, code := join(wrong.args...); code == 0 || !strings.Contains(errs, wrong.want) {
+			t.Errorf("%q: exit code %d, %s%s, want %q", wrong.args, code, out, errs, wrong.want)
+		}
+	}
+	out, errs, code := join(append(proxy, "--upstream-proxy-user", "alice", "--upstream-proxy-password-file", w.write(t, "password", "hunter2\n"))...)
+	if code != 0 || !strings.HasPrefix(out, "joined as spiffe://example.test/device/cam-7\n") {
+		t.Fatalf("exit code %d, %s%s", code, out, errs)
+	}
+	squid.await(t, "logged the connection", func() bool {
+		log, err := os.ReadFile(logs)
+		return err == nil && strings.Contains(string(log), "CONNECT "+name+":"+port+" alice")
+	})
+}

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"net/url"
 	"os"
@@ -124,7 +123,12 @@ func joinDevice(ctx context.Context, w io.Writer, token string, o *joinOptions) 
 			name, _, _ = strings.Cut(strings.ToLower(host), ".")
 		}
 	}
-	m, err := enroll.Join(ctx, new(net.Dialer), token, name, folder, o.replace)
+	dialer, done, err := o.proxy.dialer()
+	if err != nil {
+		return err
+	}
+	defer done()
+	m, err := enroll.Join(ctx, dialer, token, name, folder, o.replace)
 	switch {
 	case errors.Is(err, enroll.ErrJoined):
 		return &cliError{err: fmt.Errorf("%w: it is %s, in %s", err, m.ID, folder), hint: "add --replace to have another identity, or --state FOLDER to have one more", code: exitFailed}

@@ -91,6 +91,7 @@ type joinOptions struct {
 	name    string
 	state   string
 	replace bool
+	proxy   proxyFlags
 }
 
 func newJoin() *cobra.Command {
@@ -116,6 +117,7 @@ policies with the verb catalog allow.`,
 		Example: `  culvert join - < token
   ssh gw1.example culvert invite --device cam-7 | culvert join -
   culvert join --name cam-7 --state /var/lib/culvert - < token
+  culvert join --upstream-proxy http://proxy.corp:3128 --upstream-proxy-user alice --upstream-proxy-password-file pw - < token
   culvert join --zones '*.east.example' --admin unix:/run/culvert/admin.sock - < token`,
 		Args:              args(1, "- for standard input"),
 		ValidArgsFunction: cobra.FixedCompletions([]string{"-"}, cobra.ShellCompDirectiveNoFileComp),
@@ -132,6 +134,7 @@ policies with the verb catalog allow.`,
 	f.StringVar(&o.name, "name", "", "of a device: its `NAME`, where the invitation is for several (default: the host name)")
 	f.StringVar(&o.state, "state", "", "of a device: `FOLDER` for its identity (default: "+stateFolderHelp+")")
 	f.BoolVar(&o.replace, "replace", false, "of a device: put the new identity in place of the one that is there")
+	o.proxy.add(cmd)
 	_ = cmd.MarkFlagDirname("state")
 	for _, name := range []string{"zones", "name"} {
 		_ = cmd.RegisterFlagCompletionFunc(name, cobra.NoFileCompletions)
