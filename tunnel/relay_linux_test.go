@@ -83,8 +83,11 @@ func TestRelayShortTunnelsLeaveNothing(t *testing.T) {
 		if n := settles(runtime.NumGoroutine, goroutines); n > goroutines {
 			t.Errorf("%d goroutines, %d before", n, goroutines)
 		}
-		if ends[tunnel.Done] < 100 || ends[tunnel.Reset] < 100 || ends[tunnel.Idle] < 10 || r.Open() != 0 {
-			t.Errorf("ends %v, %d open: not every fate was tried", ends, r.Open())
+		if ends[tunnel.Done] < 100 || ends[tunnel.Reset] < 100 || ends[tunnel.Idle] < 10 {
+			t.Errorf("ends %v: not every fate was tried", ends)
+		}
+		if n := settles(r.Open, 0); n > 0 { // a tunnel counts until its Ended has returned
+			t.Errorf("%d tunnels are open", n)
 		}
 	})
 }
