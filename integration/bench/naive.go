@@ -66,7 +66,7 @@ type naiveConfig struct {
 	Bare   bool   // splice by bare system calls
 	Floor  string // pass round trips to this address, and no more
 
-	Reverse string // "gateway" or "connector" of the floor of reverse sessions, or "ssh" of that of ssh -R
+	Reverse string // "gateway" or "connector" of the floor of reverse sessions, with "mux-" of that of one connection, or "ssh" of that of ssh -R
 	At      string // where its connector connects to
 }
 

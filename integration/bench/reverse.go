@@ -62,6 +62,12 @@ func pairings() []pairing {
 			gateway: tlsFloorCommand("gateway"), connector: tlsFloorCommand("connector"),
 		},
 		{
+			name: "mux-floor", version: func(context.Context, string) string {
+				return "what streams on one connection of crypto/tls cost at least: frames of an id and a length, no windows, names or limits"
+			},
+			gateway: tlsFloorCommand("mux-gateway"), connector: tlsFloorCommand("mux-connector"),
+		},
+		{
 			name: "two-hops", version: func(ctx context.Context, _ string) string {
 				return firstLine(ctx, "haproxy", "-v") + ", two of them in a row that splice: no session, no TLS, no NAT, and what two programs cost at least"
 			},

@@ -21,6 +21,9 @@ func tlsFloor(config *naiveConfig) error {
 		return err
 	}
 	both := &tls.Config{Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS13, InsecureSkipVerify: true}
+	if config.Reverse == "mux-gateway" || config.Reverse == "mux-connector" {
+		return muxFloorEnd(config, both)
+	}
 	if config.Reverse == "connector" {
 		for range 32 { // as many clients at once
 			go func() {
