@@ -300,7 +300,9 @@ func TestSourceHashAgrees(t *testing.T) {
 }
 
 // An endpoint that leaves moves its own clients, and one that comes takes its share.
-func TestSourceHashMovesFew(t *testing.T) {
+func TestSourceHashMovesFew(t *testing.T) { synctest.Test(t, testSourceHashMovesFew) }
+
+func testSourceHashMovesFew(t *testing.T) {
 	const n, clients = 10, 5000
 	l := LoadBalancing{Policy: SourceHash}
 	r := balanced(t, l, numbered(n)...)
