@@ -41,8 +41,8 @@ type Protocol struct {
 	ProxyName string
 
 	// Delegate, if set, returns who has made req, where its client has a verified
-	// certificate and states something of a caller, and sets the Source of req where that is
-	// stated. req.TLS.Peer is the client. One that may not do that is the caller itself:
+	// certificate and states something of a caller, and sets the StatedSource of req where that
+	// is stated. req.TLS.Peer is the client. One that may not do that is the caller itself:
 	// req.Peer. An error refuses the request. For any other client the fields have no meaning.
 	Delegate DelegateFunc
 }

@@ -114,12 +114,15 @@ func (r *Replicas) PassedOn(req *tunnel.Request) bool { return req.PassedOn || r
 // Restore has req be what it was where it came to another replica, if that has passed it on:
 // a caller without an identity has none here, either, and what was left to the service there
 // is left to it here, as if the TLS between the replicas were not. The caller has an identity
-// where the replica has stated it.
+// where the replica has stated it, and its address is what the replica has stated.
 func (r *Replicas) Restore(req *tunnel.Request) {
 	if !r.is(req) {
 		return
 	}
 	req.PassedOn = true
+	if req.StatedSource.IsValid() {
+		req.Source = req.StatedSource
+	}
 	if req.Peer.Method == req.TLS.Peer.Method && req.Peer.ID == req.TLS.Peer.ID {
 		req.Peer, req.TLS, req.DeferIdentity = tunnel.Peer{}, nil, true
 	}

@@ -341,7 +341,9 @@ func TestReplicasAreStrict(t *testing.T) {
 	passedOn := by(replicaIDOfTests)
 	passedOn.TLS = &tunnel.EndedTLS{Peer: passedOn.Peer}
 	between := passedOn.TLS
-	if r.Restore(passedOn); passedOn.Peer.Method != "" || !passedOn.DeferIdentity || passedOn.TLS != nil {
+	client := netip.MustParseAddrPort("198.51.100.7:443")
+	passedOn.StatedSource = client
+	if r.Restore(passedOn); passedOn.Source != client || passedOn.Peer.Method != "" || !passedOn.DeferIdentity || passedOn.TLS != nil {
 		t.Errorf("a request of a caller without an identity is of %+v", passedOn.Peer)
 	}
 	if !r.PassedOn(passedOn) {
@@ -353,8 +355,8 @@ func TestReplicasAreStrict(t *testing.T) {
 		t.Errorf("a request of a caller that was stated is of %+v", stated.Peer)
 	}
 	stranger := by("spiffe://corp.example/edge")
-	stranger.TLS = &tunnel.EndedTLS{Peer: stranger.Peer}
-	if r.Restore(stranger); stranger.Peer.Method == "" || stranger.DeferIdentity || stranger.PassedOn || r.PassedOn(stranger) {
+	stranger.TLS, stranger.StatedSource = &tunnel.EndedTLS{Peer: stranger.Peer}, client
+	if r.Restore(stranger); stranger.Source == client || stranger.Peer.Method == "" || stranger.DeferIdentity || stranger.PassedOn || r.PassedOn(stranger) {
 		t.Errorf("a request of a stranger is taken for one of a replica: %+v", stranger)
 	}
 }

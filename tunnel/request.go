@@ -40,6 +40,10 @@ type Request struct {
 	// decided about the request and passed it on. It goes no further than this one.
 	PassedOn bool
 
+	// StatedSource is the address of the client as another gateway states it, whose certificate was
+	// verified. Nothing is decided by it; it becomes the Source where that gateway is a replica.
+	StatedSource netip.AddrPort
+
 	// Hello is the Fingerprint of the TLS ClientHello that is passed on as it
 	// came, and 0 for all else.
 	Hello uint32

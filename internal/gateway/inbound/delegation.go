@@ -74,7 +74,7 @@ func (d *delegates) peer(req *tunnel.Request, stated connect.Stated) (tunnel.Pee
 		if err != nil || source.Addr().Zone() != "" {
 			return tunnel.Peer{}, fmt.Errorf("the field %s is %q, want an address and a port", connect.SourceField, tunnel.Clip(stated.Sources[0]))
 		}
-		req.Source = netip.AddrPortFrom(source.Addr().Unmap(), source.Port())
+		req.StatedSource = netip.AddrPortFrom(source.Addr().Unmap(), source.Port())
 	}
 	if len(stated.Callers) == 0 {
 		return req.Peer, nil

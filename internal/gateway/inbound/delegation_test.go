@@ -134,9 +134,11 @@ func TestDelegates(t *testing.T) {
 	}
 }
 
-// Where a client is, gateways may state that some trust domain lists, and nobody else.
+// Where a client is, gateways may state that some trust domain lists, and nobody else; and it is not
+// yet believed.
 func TestSourcesAreStatedByDelegatesAlone(t *testing.T) {
 	const id = "spiffe://corp.example/gw"
+	var none netip.AddrPort
 	here, there := netip.MustParseAddrPort("192.0.2.1:5000"), netip.MustParseAddrPort("198.51.100.7:443")
 	for _, row := range []struct {
 		name    string
@@ -147,20 +149,20 @@ func TestSourcesAreStatedByDelegatesAlone(t *testing.T) {
 	}{
 		{"a delegate", id, []string{there.String()}, there, false},
 		{"mapped into IPv6", id, []string{"[::ffff:198.51.100.7]:443"}, there, false},
-		{"another gateway", "spiffe://corp.example/other", []string{there.String()}, here, false},
-		{"another gateway, and no address", "spiffe://corp.example/other", []string{"x"}, here, false},
-		{"two", id, []string{there.String(), there.String()}, here, true},
-		{"no address", id, []string{"localhost:443"}, here, true},
-		{"no port", id, []string{"198.51.100.7"}, here, true},
-		{"a zone", id, []string{"[fe80::1%eth0]:443"}, here, true},
+		{"another gateway", "spiffe://corp.example/other", []string{there.String()}, none, false},
+		{"another gateway, and no address", "spiffe://corp.example/other", []string{"x"}, none, false},
+		{"two", id, []string{there.String(), there.String()}, none, true},
+		{"no address", id, []string{"localhost:443"}, none, true},
+		{"no port", id, []string{"198.51.100.7"}, none, true},
+		{"a zone", id, []string{"[fe80::1%eth0]:443"}, none, true},
 	} {
 		store := new(identity.Store)
 		store.SetDelegates(map[string][]string{"corp.example": {row.listed}})
 		peer := tunnel.Peer{ID: id, Method: "mtls"}
 		req := &tunnel.Request{Source: here, Peer: peer, TLS: &tunnel.EndedTLS{Peer: peer}}
 		got, err := (&Builder{Identity: store}).delegate()(req, connect.Stated{Sources: row.stated})
-		if refused := err != nil; refused != row.refused || req.Source != row.want || !refused && got.ID != id {
-			t.Errorf("%s: the client is %q at %v, with %v; want %v, refused %v", row.name, got.ID, req.Source, err, row.want, row.refused)
+		if refused := err != nil; refused != row.refused || req.StatedSource != row.want || req.Source != here || !refused && got.ID != id {
+			t.Errorf("%s: the client is %q at %v, with %v; want %v, refused %v", row.name, got.ID, req.StatedSource, err, row.want, row.refused)
 		}
 	}
 }
