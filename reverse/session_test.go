@@ -9,6 +9,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -744,4 +745,51 @@ func TestConnectorsComeBackWithJitter(t *testing.T) {
 			}
 		}
 	})
+}
+
+// A stream that is not read fills its own window, at both ends, and nothing else: other streams of
+// the session go on, in either direction, and what waits comes once it is read.
+func TestUnreadStreamsAreAlone(t *testing.T) {
+	g := newTestGateway(t)
+	run(t, client([]Registration{named("cam.example")}, g))
+	eventually(t, "a session", func() bool { return g.members("cam.example") == 1 })
+	open := func() net.Conn {
+		c, _, err := g.dial(t, "cam.example", 443)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = c.Close() })
+		return c
+	}
+	block := bytes.Repeat([]byte("0123456789abcdef"), 4<<10)
+	stuck, sent := make([]net.Conn, 3), make([]int, 3)
+	for i := range stuck {
+		stuck[i] = open()
+		for {
+			_ = stuck[i].SetWriteDeadline(time.Now().Add(time.Second))
+			n, err := stuck[i].Write(block)
+			if sent[i] += n; errors.Is(err, os.ErrDeadlineExceeded) {
+				break
+			}
+			if err != nil || sent[i] > 256<<20 {
+				t.Fatalf("a stream whose answers nobody reads has taken %d bytes, %v", sent[i], err)
+			}
+		}
+	}
+	other := open()
+	for i := range 200 {
+		want := block[i : i+64]
+		got := make([]byte, len(want))
+		if _, err := other.Write(want); err != nil {
+			t.Fatalf("round trip %d: %v", i, err)
+		}
+		if _, err := io.ReadFull(other, got); err != nil || !bytes.Equal(got, want) {
+			t.Fatalf("round trip %d: got %q, %v", i, got, err)
+		}
+	}
+	for i, c := range stuck {
+		if _, err := io.CopyN(io.Discard, c, int64(sent[i])); err != nil {
+			t.Errorf("of %d bytes that waited: %v", sent[i], err)
+		}
+	}
 }
