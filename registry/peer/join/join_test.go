@@ -129,6 +129,26 @@ func invite(t testing.TB, s *testSite) string {
 	return token
 }
 
+// A site whose zone is that of a peer already is refused, and neither side has stored anything.
+func TestZoneOfAnotherPeer(t *testing.T) {
+	east, west, late := newSite(t, "east"), newSite(t, "west"), newSite(t, "late")
+	if _, err := join(t, west, invite(t, east)); err != nil {
+		t.Fatal(err)
+	}
+	token, err := east.Invite([]string{"*.west.example", "*.far.west.example"}, time.Hour)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 2 { // the token is not used up
+		if _, err := join(t, late, token); err == nil || !strings.Contains(err.Error(), "*.west.example") {
+			t.Errorf("a second peer with the zone of the first: %v", err)
+		}
+	}
+	if a, b := len(east.Peers()), len(late.Peers()); a != 1 || b != 0 {
+		t.Errorf("the sites have %d and %d peers, want 1 and 0", a, b)
+	}
+}
+
 // Both sides know each other after one token was used, also after a restart, and forget each
 // other by Remove.
 func TestJoin(t *testing.T) {
