@@ -55,7 +55,9 @@ type RenewalStatus struct {
 func (r *Renewer) Status() RenewalStatus {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.status
+	s := r.status
+	s.Dir = r.Dir
+	return s
 }
 
 func (r *Renewer) log() *slog.Logger {
@@ -182,7 +184,7 @@ func (r *Renewer) look() (*Membership, *x509.Certificate, error) {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.status.Dir, r.status.Device, r.status.ID, r.status.Gateway = r.Dir, m.Name, m.ID, m.Gateway
+	r.status.Device, r.status.ID, r.status.Gateway = m.Name, m.ID, m.Gateway
 	r.status.Expires, r.status.Renew = cert.Leaf.NotAfter, renewAt(cert.Leaf)
 	return m, cert.Leaf, nil
 }

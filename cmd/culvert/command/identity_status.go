@@ -10,6 +10,7 @@ import (
 
 	"culvert.dev/identity"
 	"culvert.dev/identity/bundle"
+	"culvert.dev/identity/enroll"
 	"culvert.dev/identity/files"
 	"culvert.dev/identity/spiffe"
 )
@@ -26,7 +27,7 @@ func (s *identities) fileStatus() []files.Status {
 
 // metrics adds gauges.
 func (s *identities) metrics(add addGauges) {
-	add("culvert_identity_problem", "1 where a source of keys and trust has a problem and its last ones are kept. source is key-file or trust-file, with the name of the key or trust, workload-api, with the name of a stream, or bundle-endpoint, with a trust domain.",
+	add("culvert_identity_problem", "1 where a source of keys and trust has a problem and its last ones are kept. source is key-file or trust-file, with the name of the key or trust, workload-api, with the name of a stream, bundle-endpoint, with a trust domain, or device, with the folder in which this device has joined.",
 		[]string{"source", "name"}, func(yield func([]string, float64)) {
 			one := func(source, name, problem string) {
 				v := 0.0
@@ -49,6 +50,9 @@ func (s *identities) metrics(add addGauges) {
 			}
 			for _, b := range st.Bundles {
 				one("bundle-endpoint", b.TrustDomain, b.Problem)
+			}
+			if d := st.Device; d != nil {
+				one("device", d.Dir, d.Problem)
 			}
 		})
 }
@@ -103,6 +107,7 @@ func printIdentity(line func(what, format string, args ...any), s *identityStatu
 		}
 		line("bundle", "of %s from %s, %s", b.TrustDomain, b.URL, text)
 	}
+	printDevice(line, s.Device)
 	if b := s.ServeBundle; b != nil {
 		problem := ""
 		if b.Problem != "" {
@@ -110,6 +115,18 @@ func printIdentity(line func(what, format string, args ...any), s *identityStatu
 		}
 		line("bundle", "served at %s%s%s", cmp.Or(b.Address, "no address"), b.Path, problem)
 	}
+}
+
+// printDevice prints how the certificate is that this device has by joining.
+func printDevice(line func(what, format string, args ...any), d *enroll.RenewalStatus) {
+	if d == nil {
+		return
+	}
+	problem := ""
+	if d.Problem != "" {
+		problem = "not renewed for " + humanSeconds(time.Since(d.Since).Seconds()) + ": " + d.Problem
+	}
+	line("device", "%s: %s", cmp.Or(d.Device, d.Dir), joinSet(d.ID, of(d.Gateway), expires("expires in", "expired", d.Expires), expires("renewed in", "to be renewed since", d.Renew), problem))
 }
 
 // joinSet joins the parts that are there.
@@ -149,6 +166,8 @@ type identityStatus struct {
 	WorkloadAPI *spiffe.Status      `json:"workloadAPI,omitempty"`
 	Bundles     []bundle.Status     `json:"bundles,omitempty"` // of other trust domains
 	ServeBundle *bundleServerStatus `json:"serveBundle,omitempty"`
+
+	Device *enroll.RenewalStatus `json:"device,omitempty"` // that has joined with a token
 }
 
 // A credentialStatus is a key or trust of the Store.
@@ -185,10 +204,14 @@ func (s *identities) status() *identityStatus {
 	if s.server != nil {
 		out.ServeBundle = s.server.of.status()
 	}
+	if s.renewer != nil {
+		st := s.renewer.of.Status()
+		out.Device = &st
+	}
 	all := s.credentials()
 	out.Keys, out.MoreKeys = mostUrgent(all[identity.KindKey])
 	out.Trust, out.MoreTrust = mostUrgent(all[identity.KindTrust])
-	if len(out.Keys)+len(out.Trust) == 0 && s.agent == nil && s.bundles == nil && s.server == nil {
+	if len(out.Keys)+len(out.Trust) == 0 && s.agent == nil && s.bundles == nil && s.server == nil && s.renewer == nil {
 		return nil
 	}
 	return &out

@@ -26,6 +26,7 @@ import (
 
 	"culvert.dev/identity"
 	"culvert.dev/identity/bundle"
+	"culvert.dev/identity/enroll"
 	"culvert.dev/identity/spiffe/spiffetest"
 	"culvert.dev/internal/testca"
 	"culvert.dev/internal/testnet"
@@ -290,6 +291,36 @@ identity:
 	}
 	if _, err := file.Load(path); err == nil || !strings.Contains(err.Error(), "edge.pem: no such file") {
 		t.Errorf("a start without the certificate: got error %v, want one of it", err)
+	}
+}
+
+// The status has the certificate of a device that has joined, and why it is not renewed.
+func TestStatusOfADevice(t *testing.T) {
+	folder := t.TempDir()
+	ids, err := newIdentities(t.Context(), &file.Identity{Joined: folder}, tunnel.Sockets{}, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(ids.close)
+	text := func() string {
+		var b strings.Builder
+		printIdentity(func(what, format string, args ...any) { fmt.Fprintf(&b, what+": "+format+"\n", args...) }, ids.status())
+		return b.String()
+	}
+	testnet.Eventually(t, time.Minute, func() bool { return strings.Contains(text(), "device: "+folder+": not renewed for ") }, "the problem; %v", statusText{ids})
+	values := map[string]float64{}
+	ids.metrics(func(name, _ string, _ []string, read func(yield func([]string, float64))) {
+		read(func(labels []string, v float64) { values[name+" "+strings.Join(labels, " ")] = v })
+	})
+	if values["culvert_identity_problem device "+folder] != 1 {
+		t.Errorf("metrics: got %v, want a problem of the device", values)
+	}
+	var b strings.Builder
+	line := func(what, format string, args ...any) { fmt.Fprintf(&b, what+": "+format+"\n", args...) }
+	printDevice(line, &enroll.RenewalStatus{Dir: folder, Device: "cam-7", ID: "spiffe://corp.example/device/cam-7", Gateway: "gw.example:443",
+		Expires: time.Now().Add(20*time.Hour + 40*time.Second), Renew: time.Now().Add(8*time.Hour + 40*time.Second)})
+	if want := "device: cam-7: spiffe://corp.example/device/cam-7, of gw.example:443, expires in 20h00m, renewed in 8h00m\n"; b.String() != want {
+		t.Errorf("got %q, want %q", b.String(), want)
 	}
 }
 
