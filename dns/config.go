@@ -88,6 +88,18 @@ func (r *Resolver) settings() *config {
 	return r.conf.get(path, r.clock(), parseResolvConf)
 }
 
+// Upstreams returns the addresses of the servers that are asked now. There are none on systems
+// without resolv.conf.
+func (r *Resolver) Upstreams() (all []netip.Addr) {
+	for _, s := range r.settings().servers {
+		host, _, _ := net.SplitHostPort(s)
+		if addr, err := netip.ParseAddr(host); err == nil {
+			all = append(all, addr)
+		}
+	}
+	return all
+}
+
 func parseResolvConf(data []byte) *config {
 	c := &config{}
 	cc, err := dns.ClientConfigFromReader(bytes.NewReader(data))

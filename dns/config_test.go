@@ -68,6 +68,9 @@ func TestSearchList(t *testing.T) {
 	if got := fmt.Sprint(r.settings().servers); got != "[192.0.2.53:53 [2001:db8::53]:53]" {
 		t.Errorf("after a change: servers %s", got)
 	}
+	if got := fmt.Sprint(r.Upstreams()); got != "[192.0.2.53 2001:db8::53]" {
+		t.Errorf("upstreams %s", got)
+	}
 }
 
 func TestServersWithAndWithoutPort(t *testing.T) {

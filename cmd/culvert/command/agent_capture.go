@@ -44,6 +44,7 @@ type agentCapture struct {
 	hosts     []string       // that are not captured
 	names     *capture.Names // that have addresses; nil for none
 	lookup    func(ctx context.Context, host string) ([]netip.Addr, error)
+	resolvers func() []netip.Addr // of this host, which are not captured, either
 	listeners []net.Listener
 	log       *slog.Logger
 	changed   chan struct{} // the table is another one
@@ -74,7 +75,7 @@ func newAgentCapture(ctx context.Context, c *file.Config, cfg *gateway.Config, l
 		return nil, nil
 	}
 	want, own := c.Agent.Capture, os.Getuid()
-	a := &agentCapture{lookup: cfg.Lookup, hosts: uncapturedHosts(c), log: log, changed: make(chan struct{}, 1)}
+	a := &agentCapture{lookup: cfg.Lookup, resolvers: new(dns.Resolver).Upstreams, hosts: uncapturedHosts(c), log: log, changed: make(chan struct{}, 1)}
 	a.rules = capture.Rules{
 		Name: fmt.Sprintf("agent-%d", own), Mark: cfg.Sockets.Mark, VIPs: want.VIPs, CIDRs: want.CIDRs, All: !want.VIPs && len(want.CIDRs) == 0,
 		UIDs: c.Agent.CapturedUsers(uint32(own)), Cgroups: want.Cgroups, Except: want.Except,
@@ -163,7 +164,7 @@ func (a *agentCapture) use(cfg *gateway.Config) {
 }
 
 // uncapturedHosts returns whom programs of this host reach without the agent: the gateways, the
-// proxy on the way to them, and resolvers.
+// proxy on the way to them, and resolvers of the file.
 func uncapturedHosts(c *file.Config) []string {
 	all := map[string]bool{}
 	add := func(address string) {
@@ -265,8 +266,13 @@ func (a *agentCapture) run(ctx context.Context) {
 	}
 }
 
-// literals are the addresses among hosts.
+// literals are the addresses among hosts, and those of resolvers.
 func (a *agentCapture) literals() (all []netip.Prefix) {
+	if a.resolvers != nil {
+		for _, addr := range a.resolvers() {
+			all = append(all, hostRange(addr))
+		}
+	}
 	for _, host := range a.hosts {
 		if addr, err := netip.ParseAddr(host); err == nil {
 			all = append(all, hostRange(addr))
