@@ -21,7 +21,10 @@ import (
 const defaultAgent = "127.0.0.1:1080"
 
 // An agentDialer is the one way out: it asks the agent by CONNECT.
-type agentDialer struct{ address string } // HOST:PORT or unix:PATH
+type agentDialer struct {
+	address     string // HOST:PORT or unix:PATH
+	credentials agentCredentials
+}
 
 // DialContext dials the agent itself.
 func (a *agentDialer) DialContext(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -68,7 +71,10 @@ func (a *agentDialer) Resolve(context.Context, *tunnel.Request) (tunnel.Route, e
 
 // Dial implements tunnel.Transport.
 func (a *agentDialer) Dial(ctx context.Context, _ *tunnel.Endpoint, req *tunnel.Request) (net.Conn, error) {
-	return (&connect.Dialer{Proxy: a.host(), Dialer: a}).DialContext(ctx, "tcp", req.Target())
+	d := &connect.Dialer{Proxy: a.host(), Dialer: a}
+	explain := a.credentials.use(d)
+	c, err := d.DialContext(ctx, "tcp", req.Target())
+	return c, explain(err)
 }
 
 // Check implements tunnel.Transport.
@@ -92,8 +98,9 @@ func (a *agentDialer) exactly(ctx context.Context, target string, wait time.Dura
 		socket = c.(socketStream) // of TCP, or a Unix socket
 		return byteByByte{socket}, nil
 	})}
+	explain := a.credentials.use(d)
 	if _, err := d.DialContext(ctx, "tcp", target); err != nil {
-		return nil, err
+		return nil, explain(err)
 	}
 	return socket, nil
 }

@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 	"time"
 
@@ -23,8 +24,9 @@ import (
 type connectOptions struct {
 	sourceOptions
 	gateways agentFlags
-	address  string // of the agent
-	direct   bool   // a flag says which gateways are asked
+	address  string           // of the agent
+	shown    agentCredentials // to the agent
+	direct   bool             // a flag says which gateways are asked
 	fdpass   bool
 	timeout  time.Duration
 	target   string // HOST:PORT
@@ -43,6 +45,9 @@ With --fdpass it hands the connection to the agent over to ssh, which has
 ProxyUseFdpass=yes, and ends: no process stays beside ssh, and ssh reads and
 writes the connection itself. The option is never guessed, because other programs
 give their ProxyCommand a socket, too, and want the bytes.
+
+An agent that has auth is shown a user and a password, or a token: each is read from
+a file.
 
 With the flags of culvert agent for gateways, or --state, no agent is needed:
 connect asks a gateway itself. The connection is within TLS then, so it cannot be
@@ -65,11 +70,18 @@ output, and the exit code is 1.`,
 			if o.direct && cmd.Flags().Changed("agent") {
 				return usageError("leave --agent out to ask a gateway, or keep it alone", "--agent does not go with flags that say which gateways are asked")
 			}
+			if o.direct && !o.shown.none() {
+				return usageError("leave --"+strings.Join(agentCredentialFlags, ", --")+" out to ask a gateway", "credentials for an agent do not go with flags that say which gateways are asked")
+			}
+			if err := o.shown.check(o.address); err != nil {
+				return err
+			}
 			return runConnect(cmd.Context(), os.Stdin, os.Stdout, &o)
 		},
 	}
 	f := cmd.Flags()
 	f.StringVar(&o.address, "agent", defaultAgent, "where the agent is asked by CONNECT: HOST:PORT or unix:PATH")
+	o.shown.add(cmd)
 	f.BoolVar(&o.fdpass, "fdpass", false, "hand the connection over by standard output, for ProxyUseFdpass=yes of ssh, and end")
 	f.DurationVar(&o.timeout, "timeout", 30*time.Second, "time limit until the service is reached")
 	f.StringVar(&o.config, "config", "", "configuration file with the part agent, YAML, in place of the flags for gateways")
@@ -96,7 +108,7 @@ func runConnect(ctx context.Context, in, out *os.File, o *connectOptions) error 
 	}
 	dialing, cancel := context.WithTimeout(ctx, o.timeout)
 	defer cancel()
-	c, err := (&agentDialer{address: o.address}).exactly(dialing, o.target, o.timeout)
+	c, err := (&agentDialer{address: o.address, credentials: o.shown}).exactly(dialing, o.target, o.timeout)
 	if err != nil {
 		return connectError(err, `start "culvert agent", or say where it is with --agent`)
 	}

@@ -25,6 +25,7 @@ const enterCommand = "exec-in-namespace"
 
 type execOptions struct {
 	agent  string
+	shown  agentCredentials // to the agent
 	strict bool
 	args   []string
 }
@@ -47,7 +48,10 @@ that the program could not be run, 127 that it was not found.
 
 It needs Linux with user namespaces. Where they are off, exec says so and
 gives the program HTTPS_PROXY and ALL_PROXY, which not every program heeds; with
---strict it fails.`,
+--strict it fails.
+
+An agent that has auth is shown a user and a password, or a token: each is read from
+a file. The program gets none of them, so exec fails where user namespaces are off.`,
 		Example: `  culvert exec -- curl https://orders.shop.example
   culvert exec -- psql 'host=db.shop.example sslmode=verify-full'
   culvert exec --agent 127.0.0.1:1081 -- bash`,
@@ -59,6 +63,9 @@ gives the program HTTPS_PROXY and ALL_PROXY, which not every program heeds; with
 		},
 		RunE: func(cmd *cobra.Command, a []string) error {
 			o.args = a
+			if err := o.shown.check(o.agent); err != nil {
+				return err
+			}
 			code, err := runExec(cmd.Context(), cmd.ErrOrStderr(), &o)
 			if code == exitOK && err == nil {
 				return nil
@@ -76,6 +83,7 @@ gives the program HTTPS_PROXY and ALL_PROXY, which not every program heeds; with
 	f := cmd.Flags()
 	f.SetInterspersed(false)
 	f.StringVar(&o.agent, "agent", defaultAgent, "where the agent is asked by CONNECT: HOST:PORT or unix:PATH")
+	o.shown.add(cmd)
 	f.BoolVar(&o.strict, "strict", false, "fail where the program cannot have a network of its own")
 	_ = cmd.RegisterFlagCompletionFunc("agent", cobra.NoFileCompletions)
 	return cmd
@@ -93,7 +101,7 @@ func newEnter() *cobra.Command {
 
 // runExec runs the program and returns its exit code, or an error of exec itself.
 func runExec(ctx context.Context, stderr io.Writer, o *execOptions) (code int, err error) {
-	agent := &agentDialer{address: o.agent}
+	agent := &agentDialer{address: o.agent, credentials: o.shown}
 	if err := agent.find(ctx); err != nil {
 		return isolate.NotSetUp, err
 	}
@@ -110,7 +118,7 @@ func runExec(ctx context.Context, stderr io.Writer, o *execOptions) (code int, e
 	sockets, err := isolate.Start(program)
 	var unavailable *isolate.Unavailable
 	switch {
-	case errors.As(err, &unavailable) && !o.strict && !strings.HasPrefix(o.agent, "unix:"):
+	case errors.As(err, &unavailable) && !o.strict && o.shown.none() && !strings.HasPrefix(o.agent, "unix:"):
 		fmt.Fprintf(stderr, "culvert: the program has no network of its own: %v\n", err)
 		fmt.Fprintf(stderr, "culvert: it gets HTTPS_PROXY and ALL_PROXY; what it does not send there goes past the agent\n")
 		program = exec.Command(o.args[0], o.args[1:]...)
@@ -124,7 +132,7 @@ func runExec(ctx context.Context, stderr io.Writer, o *execOptions) (code int, e
 			return code, err
 		}
 	case err != nil:
-		return isolate.NotSetUp, &cliError{err: fmt.Errorf("exec: %w", err), hint: "without --strict the program gets HTTPS_PROXY and ALL_PROXY where the agent is at HOST:PORT", code: isolate.NotSetUp}
+		return isolate.NotSetUp, &cliError{err: fmt.Errorf("exec: %w", err), hint: "without --strict the program gets HTTPS_PROXY and ALL_PROXY where the agent is at HOST:PORT and asks for no credentials", code: isolate.NotSetUp}
 	default:
 		defer serveIsolated(ctx, stderr, agent, sockets)()
 	}
