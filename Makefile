@@ -94,7 +94,7 @@ test-portable: ## the small program for each system, and what of it an emulator 
 test-networks: build ## the tests in network namespaces, which need root
 	@if [ "$$(id -u)" != 0 ]; then echo "not root: the tests of networks" >>$(CULVERT_LEFT_OUT); exit 0; fi; \
 	$(GO) test -tags netns ./internal/testnet/netns ./internal/unixsocket ./internal/capture/... ./internal/isolate && cd integration && \
-	$(GO) test -tags netns -race -parallel 6 ./networks && $(GO) test -tags netns -run '^(TestLoss|TestAgent)$$' ./bench && \
+	$(GO) test -tags netns -race -parallel 6 -timeout 20m ./networks && $(GO) test -tags netns -run '^(TestLoss|TestAgent)$$' ./bench && \
 	$(GO) test -tags netns -run '^TestOneOutgoingPort$$' ./interop
 
 .PHONY: test-peers

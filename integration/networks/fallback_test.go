@@ -450,9 +450,14 @@ func (r *fallbackRun) await(what string, n int64, up string) {
 	r.Helper()
 	by, _, _ := strings.Cut(up, " ")
 	began, until, before := time.Now(), r.done.Load()+n, r.carried(by)
-	testnet.Eventually(r, 4*time.Minute, func() bool {
-		return r.done.Load() >= until && r.up() == up && r.carried(by)-before >= int(n/2)
-	}, "%s: %d requests, with %s up and most of them by %s", what, n, up, by)
+	last := &struct {
+		Up      string
+		Carried int
+	}{}
+	testnet.Eventually(r, 7*time.Minute, func() bool {
+		last.Up, last.Carried = r.up(), r.carried(by)-before
+		return r.done.Load() >= until && last.Up == up && last.Carried >= int(n/2)
+	}, "%s: %d requests, with %s up and most of them by %s; the last was %+v", what, n, up, by, last)
 	r.Logf("%s: %v, %d requests, %d by %s", what, time.Since(began).Round(100*time.Millisecond), r.done.Load()-until+n, r.carried(by)-before, by)
 }
 
