@@ -424,12 +424,14 @@ func (f *FallbackDialer) failed(ctx context.Context, d *fallbackDial, err error)
 
 // answered notes the end of the dial that has sent the request, and reports whether it is
 // final. An answer of the gateway is, and shows that the carrier works, unless it is the
-// carrier that the gateway refuses.
+// carrier that the gateway refuses: one that it does not speak has been ready first where the
+// others were slow, and those are tried.
 func (f *FallbackDialer) answered(ctx context.Context, d *fallbackDial, err error) (final bool) {
 	e, ok := errors.AsType[*tunnel.Error](err)
 	switch {
 	case ok && e.BehindHop && (e.Reason == tunnel.NoAuth || e.Reason == tunnel.BadMethod):
 		f.fail(d, err, true)
+		return e.Reason == tunnel.NoAuth
 	case err == nil || ok && (e.BehindHop || e.Final):
 		f.succeed(d.carrier)
 	case countsAgainstCarrier(ctx, err):

@@ -286,6 +286,7 @@ func TestFallbackAnswers(t *testing.T) {
 		"final refusals":                   {&fakeCarrier{answerErr: tunnel.HopRefusedf(tunnel.Denied, "denied")}, 3, "a", ""},
 		"endpoints that are down":          {&fakeCarrier{answerErr: tunnel.HopRefusedf(tunnel.DialFailed, "no endpoint answers")}, 3, "a", ""},
 		"the carrier's credentials":        {&fakeCarrier{answerErr: tunnel.HopRefusedf(tunnel.NoAuth, "who are you")}, 1, "a", "a"},
+		"a carrier that is not spoken":     {&fakeCarrier{answerErr: tunnel.HopRefusedf(tunnel.BadMethod, "CONNECT only")}, 1, "a b", "a"},
 		"this gateway's guard":             {&fakeCarrier{answerErr: tunnel.Refusef(tunnel.Prohibited, "prohibited")}, 3, "a", ""},
 		"this gateway's lack of resources": {&fakeCarrier{answerErr: tunnel.Refusef(tunnel.Overload, "full")}, 3, "a", ""},
 	} {
