@@ -180,7 +180,9 @@ func TestMuteTunnelsHoldLittle(t *testing.T) {
 			before := far.rss()
 			w := writers{over: make(chan struct{})}
 			defer w.stop()
-			w.open(t, n, way)
+			for range 5 { // on a busy machine some handshakes take too long
+				w.open(t, n-int(w.opened.Load()), way)
+			}
 			if opened := w.opened.Load(); opened < n {
 				t.Fatalf("%d of %d tunnels stand", opened, n)
 			}
