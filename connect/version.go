@@ -40,10 +40,10 @@ func (p *Protocol) Admit(ctx context.Context, req *tunnel.Request, target string
 	return WithVia(ctx, hops), nil
 }
 
-// callerField is the field in which a gateway states who has made a request.
+// callerField is the field in which a gateway states the caller of a request.
 const callerField = "Culvert-Peer"
 
-// isField reports whether name may be read as that of a field by somebody.
+// isField reports whether name is that of field, also for a recipient that takes "_" for "-".
 func isField(name, field string) bool {
 	return len(name) == len(field) && strings.EqualFold(strings.ReplaceAll(name, "_", "-"), field)
 }

@@ -43,6 +43,9 @@ func (f *failure) open() bool { return f.unconnected >= circuitFailures }
 
 // circuit is tunnel.Route.Circuit. A connection that is made closes the circuit.
 func (h *health) circuit(ep *tunnel.Endpoint, take bool) (due bool, open error) {
+	if h.n.Load() == 0 {
+		return true, nil // no address has failed: no lock on the way of a connection
+	}
 	key := keyOf(ep)
 	h.mu.RLock()
 	f := h.failing[key]

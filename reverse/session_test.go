@@ -772,7 +772,7 @@ func TestUnreadStreamsAreAlone(t *testing.T) {
 				break
 			}
 			if err != nil || sent[i] > 256<<20 {
-				t.Fatalf("a stream whose answers nobody reads has taken %d bytes, %v", sent[i], err)
+				t.Fatalf("a stream that is not read has taken %d bytes, %v", sent[i], err)
 			}
 		}
 	}

@@ -50,7 +50,7 @@ func TestPush(t *testing.T) {
 			select {
 			case <-woken:
 			case <-time.After(patience):
-				t.Fatalf("takes %d: nobody was woken for the rest", takes)
+				t.Fatalf("takes %d: no wake for the rest", takes)
 			}
 			if !wait() {
 				t.Errorf("takes %d: a Read would wait for the rest", takes)
