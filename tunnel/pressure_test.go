@@ -72,6 +72,45 @@ func TestServerHurriesWhileMemoryIsShort(t *testing.T) {
 	})
 }
 
+// A slow client has the time that is configured while memory is short for what another
+// client holds.
+func TestOneClientDoesNotHurryOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, routeTo("192.0.2.1:80"))
+		var all []*asker
+		for range 100 {
+			a := &asker{}
+			all = append(all, a)
+			req := a.request()
+			req.Peer, req.Source = tunnel.Peer{}, netip.MustParseAddrPort("198.51.100.1:1")
+			b.ServeTunnel(t.Context(), req)
+		}
+		g := serve(t, &tunnel.Server{Limits: tunnel.Limits{FirstByteTimeout: 5 * time.Second}, Budget: b.Budget})
+		b.Budget.SetPressure(tunnel.Short)
+		theirs, most := g.dial("198.51.100.1:1")
+		ours, other := g.dial("198.51.100.2:1")
+		time.Sleep(3 * time.Second)
+		synctest.Wait()
+		if most.ending() == "open" {
+			t.Error("the client that holds the memory: still there after 3 s")
+		}
+		wantAlive(t, "another client after 3 s", other)
+		time.Sleep(3 * time.Second)
+		synctest.Wait()
+		if other.ending() == "open" {
+			t.Error("another client: still there after 6 s, want 5")
+		}
+		_, _ = theirs.Close(), ours.Close()
+		for _, a := range all {
+			_ = a.client.Close()
+		}
+		b.dialer.closeAll()
+		synctest.Wait()
+		g.stop(t)
+		b.stop()
+	})
+}
+
 func TestServerAcceptsNobodyWhileMemoryIsFull(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		budget := &tunnel.Budget{Limit: 100}

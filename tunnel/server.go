@@ -349,8 +349,9 @@ func (s *Server) sweep() {
 	defer t.Stop()
 	for range t.C {
 		s.mu.Lock()
-		limits, busy := s.Budget.preamble(*s.limits()), s.loops().engine().HandOffStalled()
-		if !s.slots.expirePending(&limits, time.Now()) && !busy {
+		limits, busy := s.limits(), s.loops().engine().HandOffStalled()
+		short := s.Budget.preamble(*limits)
+		if !s.slots.expirePending(limits, &short, time.Now()) && !busy {
 			s.slots.sweeping = false
 			s.mu.Unlock()
 			return

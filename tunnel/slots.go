@@ -170,16 +170,22 @@ func (k *slot) charge(addr netip.Addr) error {
 	return nil
 }
 
-// expirePending wakes the connections whose preamble took too long. It is false when
-// none is pending.
-func (t *slots) expirePending(l *Limits, now time.Time) bool {
-	first, whole := limit(l.FirstByteTimeout, DefaultFirstByteTimeout), limit(l.HandshakeTimeout, DefaultHandshakeTimeout)
+// expirePending wakes the connections whose preamble took too long by l, or by short
+// while memory is short and not for want of what other clients hold. It is false when none
+// is pending.
+func (t *slots) expirePending(l, short *Limits, now time.Time) bool {
 	var next *Place[*slot]
 	for p := t.pending.Oldest(); p != nil; p = next {
 		next = p.Next()
 		k := p.Value
-		began, whole := k.began.Load(), whole
-		if k.extended > whole && whole > 0 && k.server.Budget.Pressure() == Calm {
+		calm := k.server.Budget.Pressure() == Calm || !k.exempt && k.server.Budget.isOthersShortage(k.client)
+		times := short
+		if calm {
+			times = l
+		}
+		first, whole := limit(times.FirstByteTimeout, DefaultFirstByteTimeout), limit(times.HandshakeTimeout, DefaultHandshakeTimeout)
+		began := k.began.Load()
+		if k.extended > whole && whole > 0 && calm {
 			whole = k.extended
 		}
 		switch {
@@ -194,7 +200,7 @@ func (t *slots) expirePending(l *Limits, now time.Time) bool {
 			k.wake()
 		}
 	}
-	t.makeRoom(l, 0)
+	t.makeRoom(short, 0)
 	return t.pending.Len() > 0
 }
 
