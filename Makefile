@@ -173,7 +173,7 @@ check: ## format, vet on three systems, static analysis, tidy
 FUZZ_SHORT := sni:FuzzParse:20 sni:FuzzQUIC:12 sni:FuzzQUICFrames:10 connect:FuzzHead:20 connect:FuzzForwardHead:6 connect:FuzzChunks:6 internal/localuser:FuzzParseAnswer:4 internal/capture/nft:FuzzRead:4 \
 	connect/h2:FuzzServer:15 connect/h2:FuzzClient:12 connect/h2:FuzzServerStates:12 connect/h2:FuzzClientStates:12 connect/h3:FuzzRequest:12 connect/h3:FuzzControl:10 connect/hbone:FuzzFields:8 \
 	connect/h3:FuzzServerStates:10 connect/h3:FuzzClientStates:10 connect/hbone:FuzzServerStates:8 connect/hbone:FuzzClientStates:8 \
-	connect/ws:FuzzServerStates:8 connect/ws:FuzzClientStates:8 connect/socks5:FuzzServerStates:8 connect/socks5:FuzzClientStates:8 \
+	connect/ssh:FuzzKexInit:4 connect/ws:FuzzServerStates:8 connect/ws:FuzzClientStates:8 connect/socks5:FuzzServerStates:8 connect/socks5:FuzzClientStates:8 \
 	connect/ws:FuzzHandshake:10 connect/ws:FuzzFrames:12 connect/socks5:FuzzRequest:8 connect/socks5:FuzzServe:12 connect/socks5:FuzzAnswer:8 connect:FuzzReply:8 connect/connectudp:FuzzCapsules:12 connect/connectudp:FuzzPath:6 connect/connectudp:FuzzTunnelStates:8 \
 	connect/proxyproto:FuzzParse:12 connect/proxyproto:FuzzInner:6 dns:FuzzQuery:12 dns:FuzzReply:12 internal/udp:FuzzHeader:5 tunnel:FuzzLoop:8 registry/snapshot:FuzzDecode:10 delegation:FuzzXFCC:6 delegation:FuzzClientCert:6 \
 	delegation:FuzzVerify:6 delegation:FuzzParseHeader:6 internal/gateway/inbound:FuzzDelegations:10 registry/peer:FuzzSession:10 registry/peer:FuzzSubscriber:6 internal/gateway/upstream:FuzzFirstBytes:6 reverse:FuzzServerSession:10 reverse:FuzzClientSession:10 reverse:FuzzReplica:8 reverse:FuzzPoolProtocol:5 internal/invitation:FuzzToken:5 identity/sshkeys:FuzzAuthorizedKeys:6 \

@@ -16,6 +16,7 @@ type conn struct {
 	remote net.Addr
 	timer  *time.Timer // guarded by the session's mu
 
+	greeted bool  // the version was sent before the library sends it; of the goroutine that logs in
 	first   bool  // no byte was asked for yet; of the goroutine that reads
 	counted int64 // what had arrived when the account was last brought up to date; likewise
 	account tunnel.BufferAccount
@@ -84,8 +85,19 @@ func (s *session) account(arrived int64) error {
 // RemoteAddr returns the address of the client, which a proxy in front may have named.
 func (c *conn) RemoteAddr() net.Addr { return c.remote }
 
+// greet sends the version of the server, which the library sends first.
+func (c *conn) greet() error {
+	_, err := c.Write([]byte(version + "\r\n"))
+	c.greeted = err == nil
+	return err
+}
+
 // Write implements net.Conn.
 func (c *conn) Write(p []byte) (int, error) {
+	if c.greeted { // p is the version
+		c.greeted = false
+		return len(p), nil
+	}
 	n, err := c.Conn.Write(p)
 	c.left.Add(int64(n))
 	return n, err

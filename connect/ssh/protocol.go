@@ -254,7 +254,7 @@ func newConn(ctx context.Context, c *tunnel.Conn, s *session) *conn {
 func (p *Protocol) server(s *session, config *Config, grant **sshkeys.Grant, denied *[]error) *ssh.ServerConfig {
 	from := s.c.NewRequest(Name).Source.Addr()
 	c := &ssh.ServerConfig{
-		Config:                  ssh.Config{KeyExchanges: keyExchanges, Ciphers: ciphersFor(s.c.Buffered(), fastAES), MACs: macs},
+		Config:                  ssh.Config{KeyExchanges: keyExchanges, Ciphers: s.ciphers(), MACs: macs},
 		PublicKeyAuthAlgorithms: clientKeys,
 		MaxAuthTries:            maxAuthTries,
 		ServerVersion:           version,

@@ -30,6 +30,80 @@ func ping(t *testing.T, c *ssh.Client, addr string) {
 	testnet.Ping(t, nc, "hello\n")
 }
 
+// A client that calls itself OpenSSH gets the cipher that costs least of those that it has, and
+// is let in with any of them, also where it waits for the algorithms of the server.
+func TestCiphersOfOpenSSH(t *testing.T) {
+	key := newKey(t)
+	g := serve(t, tunneltest.Table{"svc.test:1": testnet.Echo(t).Addr()}, newProtocol(t, key.PublicKey(), ""))
+	const chacha, gcm, ctr = ssh.CipherChaCha20Poly1305, ssh.CipherAES128GCM, ssh.CipherAES256CTR
+	for _, tt := range []struct {
+		name  string
+		has   []string
+		waits bool // for the server
+		want  string
+	}{
+		{"its order", []string{chacha, ctr, gcm}, false, gcm},
+		{"no GCM", []string{chacha, ctr}, false, ctr},
+		{"ChaCha20 alone", []string{chacha}, false, chacha},
+		{"waits", []string{chacha, ctr, gcm}, true, chacha},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			if !fastAES {
+				tt.want = tt.has[0]
+			}
+			nc, err := net.Dial("tcp", g.Addr)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer nc.Close()
+			config := clientConfig("alice", key)
+			config.ClientVersion, config.Ciphers = openSSH+"9.9 test", tt.has
+			var conn net.Conn = nc
+			if tt.waits {
+				conn = &waits{Conn: nc, theirs: len(version) + len("\r\n"), more: make(chan struct{})}
+			}
+			c, channels, requests, err := ssh.NewClientConn(conn, g.Addr, config)
+			if err != nil {
+				t.Fatal(err)
+			}
+			client := ssh.NewClient(c, channels, requests)
+			defer client.Close()
+			if got := c.(ssh.AlgorithmsConnMetadata).Algorithms().Write.Cipher; got != tt.want {
+				t.Errorf("the cipher is %s, want %s", got, tt.want)
+			}
+			ping(t, client, "svc.test:1")
+		})
+	}
+}
+
+// waits holds back what a client sends after its version until the server has sent more than
+// its own.
+type waits struct {
+	net.Conn
+	theirs int           // bytes of the server's version that are still to come
+	more   chan struct{} // closed when more has come
+	begun  bool
+}
+
+func (w *waits) Read(p []byte) (int, error) {
+	n, err := w.Conn.Read(p)
+	if before := w.theirs; n > 0 {
+		if w.theirs -= n; before >= 0 && w.theirs < 0 {
+			close(w.more)
+		}
+	}
+	return n, err
+}
+
+func (w *waits) Write(p []byte) (int, error) {
+	if w.begun {
+		<-w.more
+	}
+	w.begun = true
+	return w.Conn.Write(p)
+}
+
 // A client that sends first and one that waits for the server are let in by the same port.
 func TestSharedPort(t *testing.T) {
 	key := newKey(t)

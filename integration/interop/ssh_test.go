@@ -12,6 +12,8 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/cpu"
+
 	"culvert.dev/internal/testnet"
 )
 
@@ -252,6 +254,34 @@ func TestSSHForwardsLocally(t *testing.T) {
 		t.Errorf("a name that is none: got %q, %s", out, errs)
 	}
 }
+
+// OpenSSH puts AES-GCM last and gets it: its order is not what counts here, but its choice is.
+func TestSSHCiphers(t *testing.T) {
+	w := newSSHWorld(t)
+	for _, tt := range []struct{ name, only, want string }{
+		{"those of OpenSSH", "", "aes128-gcm@openssh.com"},
+		{"no GCM", "chacha20-poly1305@openssh.com,aes256-ctr", "aes256-ctr"},
+		{"ChaCha20 alone", "chacha20-poly1305@openssh.com", "chacha20-poly1305@openssh.com"},
+	} {
+		args := []string{"-v", "-W", "echo.example.test:7", w.host}
+		if tt.only != "" {
+			args = append([]string{"-c", tt.only}, args...)
+		}
+		cmd := withInput(t, "hello\n")
+		cmd.Path, cmd.Args = look(t, "ssh"), append([]string{"ssh"}, w.ssh(args...)...)
+		out, errs, code := runCmd(t, cmd)
+		if code != 0 || out != "hello\n" {
+			t.Errorf("%s: exit code %d, got %q, %s", tt.name, code, out, errs)
+		}
+		if want := "client->server cipher: " + tt.want; fastAES && !strings.Contains(errs, want) {
+			t.Errorf("%s: no %q in\n%s", tt.name, want, errs)
+		}
+	}
+}
+
+// fastAES is whether the processor has instructions for AES and GCM, without which ChaCha20
+// costs less.
+var fastAES = cpu.X86.HasAES && cpu.X86.HasPCLMULQDQ || cpu.ARM64.HasAES && cpu.ARM64.HasPMULL
 
 // ssh-audit finds no algorithm that is known to be weak.
 func TestSSHAudit(t *testing.T) {
