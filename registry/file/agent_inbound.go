@@ -3,13 +3,15 @@ package file
 import (
 	"slices"
 
+	"culvert.dev/registry"
 	"culvert.dev/tunnel"
 	"go.yaml.in/yaml/v3"
 )
 
 // An AgentInbound lets callers from elsewhere reach one program of the host: the agent ends
 // mutual TLS with its own certificate, and connects to the program where the caller may have it.
-// It stands for a listener, a service and a policy.
+// Those of one address share a listener. Beside that one, each stands for a service and a policy,
+// and a policy for all of the listener says that nothing else is reached by it.
 type AgentInbound struct {
 	Name   tunnel.Pattern `yaml:"name,required" as:"servicePattern"`    // of the service; no wildcard
 	Listen string         `yaml:"listen,required" as:"inboundListener"` // HOST:PORT
@@ -17,6 +19,10 @@ type AgentInbound struct {
 	Allow  []string       `yaml:"allow,required" what:"a SPIFFE id" as:"spiffePattern" unique:"SPIFFE id" empty:"list the ids of callers, or take inbound out"`
 	Trust  []string       `yaml:"trust,single" what:"trust" unique:"trust" empty:"name trust of identity.trust"` // empty means that of the agent
 	Tell   string         `yaml:"tell" oneof:"nothing proxy" default:"nothing"`                                  // to the program, of the caller
+
+	// Protocol is what callers speak inside of TLS. With tcp it is what the program speaks, and they
+	// ask for Name by TLS. The others have the name in a request, and TLS ends for any name.
+	Protocol string `yaml:"protocol" oneof:"tcp hbone websocket connect connect-h2 proxy" default:"tcp"`
 }
 
 // parseInboundListener parses the address of a listener for TLS over TCP.
@@ -42,16 +48,24 @@ func (in *AgentInbound) check(d *decoder, at mapping) {
 	}
 }
 
+// An inboundListener is the listener that programs of the host share.
+type inboundListener struct {
+	*AgentInbound              // the first
+	at            *yaml.Node   // of the first
+	tls           []*yaml.Node // of the listener
+}
+
 // addInbound adds the listeners of programs of the host, with their services and policies.
 func (a *Agent) addInbound(d *decoder, c *configuration, at mapping) {
+	var listeners []*inboundListener
 	for i := range a.Inbound {
 		in, n := &a.Inbound[i], at.item("inbound", i)
-		if n == nil || n.Kind != yaml.MappingNode || in.Name == (tunnel.Pattern{}) || in.To == "" || in.Listen == "" || len(in.Allow) == 0 {
+		if n == nil || n.Kind != yaml.MappingNode || in.Name == (tunnel.Pattern{}) || in.To == "" || in.Listen == "" || in.Protocol == "" || len(in.Allow) == 0 {
 			continue // which is reported
 		}
 		one := mapping{n}
 		name := scalarNode(one.value("name"), in.Name.String())
-		ends := mappingNode(n, "names", sequenceNode(n, name), "clientCertificates", scalarNode(n, "required"), "protocols", sequenceNode(n, scalarNode(n, "tcp")))
+		ends := mappingNode(n, "clientCertificates", scalarNode(n, "required"), "protocols", sequenceNode(n, scalarNode(n, in.Protocol)))
 		if !copyKeys(ends, at, "key", "certificateFile", "keyFile") {
 			d.errorf(n, "add key: NAME with the name of one in identity.keys to agent", "inbound needs a certificate of the agent, which callers verify")
 			continue
@@ -60,27 +74,70 @@ func (a *Agent) addInbound(d *decoder, c *configuration, at mapping) {
 			d.errorf(n, "add trust: NAME with the name of one in identity.trust", "inbound needs trust, by which callers are verified")
 			continue
 		}
-		addTo(d, "listeners", "a listener", mappingNode(n, "address", scalarNode(one.value("listen"), in.Listen), "tls", ends), &c.Listeners)
-		served := mappingNode(n, "name", name, "endpoints", sequenceNode(n, one.value("to")))
-		if in.Tell == "proxy" {
-			tells := mappingNode(n, "position", scalarNode(n, "beforeTLS"), "trustNetwork", booleanNode(n, true))
-			served.Content = append(served.Content, scalarNode(n, "forwardIdentity"), tells)
+		if in.Protocol == registry.PlainTCP {
+			ends.Content = append(ends.Content, scalarNode(n, "names"), sequenceNode(n, name))
 		}
-		var s service
-		if d.addNode("services", served) {
-			into(d, served, "a service", &s)
-			c.Services = append(c.Services, s.registered(d.origin(n.Line)))
-			d.services = append(d.services, mapping{served})
+		k := slices.IndexFunc(listeners, func(l *inboundListener) bool { return l.Listen == in.Listen })
+		if k < 0 {
+			listeners = append(listeners, &inboundListener{AgentInbound: in, at: n, tls: []*yaml.Node{ends}})
+		} else if !listeners[k].share(d, in, one, ends) {
+			continue
+		}
+		if !slices.ContainsFunc(a.Inbound[:i], func(b AgentInbound) bool { return b.Name == in.Name && b.To == in.To && b.Tell == in.Tell }) {
+			in.addService(d, c, one, name)
 		}
 		rule := mappingNode(n, "sources", sequenceNode(n, mappingNode(n, "spiffe", one.value("allow"))))
-		allows := mappingNode(n, "name", scalarNode(n, "agent.inbound "+in.Name.String()), "action", scalarNode(n, "allow"),
-			"targets", mappingNode(n, "names", sequenceNode(n, name), "listeners", sequenceNode(n, scalarNode(n, in.Listen))), "rules", sequenceNode(n, rule))
-		var p policyEntry
-		if d.addNode("policies", allows) {
-			into(d, allows, "a policy", &p)
-			c.Policies = append(c.Policies, p.registered(d.origin(n.Line)))
-			d.policies = append(d.policies, mapping{allows})
-		}
+		addInboundPolicy(d, c, in.Name.String()+" at "+in.Listen,
+			mappingNode(n, "names", sequenceNode(n, name), "listeners", sequenceNode(n, scalarNode(n, in.Listen))), rule)
+	}
+	for _, l := range listeners {
+		address := scalarNode(mapping{l.at}.value("listen"), l.Listen)
+		addTo(d, "listeners", "a listener", mappingNode(l.at, "address", address, "tls", sequenceNode(l.at, l.tls...)), &c.Listeners)
+		addInboundPolicy(d, c, "nothing else at "+l.Listen, mappingNode(l.at, "listeners", sequenceNode(l.at, address)))
+	}
+}
+
+// share has in use the listener l, too, where they go together.
+func (l *inboundListener) share(d *decoder, in *AgentInbound, one mapping, ends *yaml.Node) bool {
+	const hint = "give it a port of its own, or write the same"
+	switch {
+	case in.Protocol != l.Protocol:
+		d.errorf(one.where("protocol"), hint, "listen %q is already in line %d with the protocol %s, and this is %s", in.Listen, l.at.Line, l.Protocol, in.Protocol)
+		return false
+	case in.Protocol == registry.PlainTCP: // by the name that a caller asks for
+		l.tls = append(l.tls, ends)
+	case !slices.Equal(in.Trust, l.Trust):
+		d.errorf(one.where("trust"), hint, "listen %q is already in line %d with other trust, and callers are verified before they name a service", in.Listen, l.at.Line)
+		return false
+	}
+	return true
+}
+
+// addService adds the service that the program is.
+func (in *AgentInbound) addService(d *decoder, c *configuration, one mapping, name *yaml.Node) {
+	n := one.node
+	served := mappingNode(n, "name", name, "endpoints", sequenceNode(n, one.value("to")))
+	if in.Tell == "proxy" {
+		tells := mappingNode(n, "position", scalarNode(n, "beforeTLS"), "trustNetwork", booleanNode(n, true))
+		served.Content = append(served.Content, scalarNode(n, "forwardIdentity"), tells)
+	}
+	var s service
+	if d.addNode("services", served) {
+		into(d, served, "a service", &s)
+		c.Services = append(c.Services, s.registered(d.origin(n.Line)))
+		d.services = append(d.services, mapping{served})
+	}
+}
+
+// addInboundPolicy adds a policy that allows whom rules match, and denies all others.
+func addInboundPolicy(d *decoder, c *configuration, name string, targets *yaml.Node, rules ...*yaml.Node) {
+	n := mappingNode(targets, "name", scalarNode(targets, "agent.inbound "+name), "action", scalarNode(targets, "allow"),
+		"targets", targets, "rules", sequenceNode(targets, rules...))
+	var p policyEntry
+	if d.addNode("policies", n) {
+		into(d, n, "a policy", &p)
+		c.Policies = append(c.Policies, p.registered(d.origin(n.Line)))
+		d.policies = append(d.policies, mapping{n})
 	}
 }
 

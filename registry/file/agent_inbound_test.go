@@ -3,28 +3,46 @@ package file
 import (
 	"fmt"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"culvert.dev/policy"
 )
 
-// An inbound listener of an agent is a listener that ends mutual TLS for one name, a service on
-// loopback, and a policy for that listener alone.
+// A program that an agent lets callers reach is a listener that ends mutual TLS, a service on
+// loopback, and policies for that listener alone. Programs of one address share the listener, and
+// entries of one program the service.
 func TestAgentInbound(t *testing.T) {
 	c, err := Load(filepath.Join(private(t, "testdata/good"), "agent-inbound.yaml"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	l := c.Listeners[len(c.Listeners)-1]
-	if l.Address != ":8443" || len(l.TLS) != 1 || len(l.TLS[0].Names) != 1 {
-		t.Errorf("the listener is %+v", l)
+	listeners := c.Listeners[len(c.Listeners)-2:]
+	if l := listeners[0]; l.Address != ":8443" || len(l.TLS) != 1 || len(l.TLS[0].Names) != 1 || l.TLS[0].Optional {
+		t.Errorf("the listener for TLS is %+v", l)
 	}
-	s := c.Services[len(c.Services)-1]
-	if s.Names[0].String() != "gw.example.com" || fmt.Sprint(s.Endpoints) != "[127.0.0.1:8080]" || s.ForwardIdentity == nil {
+	if l := listeners[1]; l.Address != ":15008" || len(l.TLS) != 1 || fmt.Sprint(l.TLS[0].Protocols) != "[hbone]" || !l.any(&l.TLS[0]) || l.TLS[0].Optional {
+		t.Errorf("the listener for HBONE is %+v", l)
+	}
+	services := c.Services[len(c.Services)-2:]
+	if s := services[0]; s.Names[0].String() != "gw.example.com" || fmt.Sprint(s.Endpoints) != "[127.0.0.1:8080]" || s.ForwardIdentity == nil {
 		t.Errorf("the service is %+v", s)
 	}
-	p := c.Policies[0]
-	if p.Action != policy.Allow || len(p.Targets.Names) != 1 || p.Targets.Listeners[0] != ":8443" || len((*p.Rules[0].Sources)[0].SPIFFE) != 2 {
-		t.Errorf("the policy is %+v", p)
+	if s := services[1]; s.Names[0].String() != "mesh.example.com" || s.ForwardIdentity != nil {
+		t.Errorf("the second service is %+v", s)
+	}
+	var got []string
+	for _, p := range c.Policies {
+		if p.Action != policy.Allow || len(p.Targets.Listeners) != 1 {
+			t.Errorf("the policy is %+v", p)
+		}
+		ids := 0
+		for _, r := range p.Rules {
+			ids += len((*r.Sources)[0].SPIFFE)
+		}
+		got = append(got, fmt.Sprint(p.Targets.Listeners[0], p.Targets.Names, ids))
+	}
+	if want := []string{":8443[gw.example.com] 2", ":15008[mesh.example.com] 1", ":15008[gw.example.com] 1", ":8443[] 0", ":15008[] 0"}; !slices.Equal(got, want) {
+		t.Errorf("the policies are %q, want %q", got, want)
 	}
 }
