@@ -17,7 +17,7 @@ endif
 
 # Real programs the interoperation tests talk to, and the commands that show they are there.
 PEERS         := openssl curl nginx libnginx-mod-stream haproxy gnutls-bin nodejs default-jdk-headless git python3 iproute2 nftables miniupnpd miniupnpd-nftables miniupnpc natpmpc coturn netcat-openbsd ncat openssh-client openssh-server dropbear-bin putty-tools autossh ssh-audit python3-paramiko python3-socks python3-websocket nghttp2-client ngtcp2-client ngtcp2-server bind9-dnsutils knot-dnsutils dnsperf unbound dnsmasq-base dbus-daemon chromium systemd mariadb-server-core mariadb-client-core postgresql-client postgresql-15 libpostgresql-jdbc-java redis-server redis-tools squid redsocks proxychains4 qemu-user-static
-PEER_COMMANDS := openssl curl nginx haproxy gnutls-cli node javac git python3 ip nft miniupnpd upnpc natpmpc turnserver turnutils_stunclient nc.openbsd ncat ssh sshd dbclient plink autossh ssh-audit nghttp h2load gtlsclient gtlsserver dig kdig dnsperf unbound dnsmasq dbus-daemon chromium systemd-analyze busctl mariadbd mariadb psql redis-server redis-benchmark squid redsocks proxychains4 qemu-arm-static
+PEER_COMMANDS := openssl curl nginx haproxy gnutls-cli node javac git python3 ip nft miniupnpd upnpc natpmpc turnserver turnutils_stunclient nc.openbsd ncat ssh sshd dbclient plink autossh ssh-audit nghttp h2load gtlsclient gtlsserver dig kdig dnsperf unbound dnsmasq dbus-daemon chromium systemd-analyze systemd-socket-activate busctl mariadbd mariadb psql redis-server redis-benchmark squid redsocks proxychains4 qemu-arm-static
 
 .PHONY: help
 help: ## list the targets
@@ -170,7 +170,7 @@ check: ## format, vet on three systems, static analysis, tidy
 
 # Package, target and seconds: about six minutes with what it takes to build them. No part of "make test", which must say the
 # same of the same tree: what fuzzers have found is kept in testdata/fuzz and tried there.
-FUZZ_SHORT := sni:FuzzParse:20 sni:FuzzQUIC:12 sni:FuzzQUICFrames:10 connect:FuzzHead:20 connect:FuzzForwardHead:6 connect:FuzzChunks:6 internal/localuser:FuzzParseAnswer:4 internal/capture/nft:FuzzRead:4 \
+FUZZ_SHORT := sni:FuzzParse:20 sni:FuzzQUIC:12 sni:FuzzQUICFrames:10 connect:FuzzHead:20 connect:FuzzForwardHead:6 connect:FuzzChunks:6 internal/localuser:FuzzParseAnswer:4 internal/capture/nft:FuzzRead:4 internal/activation:FuzzParse:3 \
 	connect/h2:FuzzServer:15 connect/h2:FuzzClient:12 connect/h2:FuzzServerStates:12 connect/h2:FuzzClientStates:12 connect/h3:FuzzRequest:12 connect/h3:FuzzControl:10 connect/hbone:FuzzFields:8 \
 	connect/h3:FuzzServerStates:10 connect/h3:FuzzClientStates:10 connect/hbone:FuzzServerStates:8 connect/hbone:FuzzClientStates:8 \
 	connect/ssh:FuzzKexInit:4 connect/ws:FuzzServerStates:8 connect/ws:FuzzClientStates:8 connect/socks5:FuzzServerStates:8 connect/socks5:FuzzClientStates:8 \

@@ -21,7 +21,7 @@ func onListener(pattern, listener string) bool {
 
 // withoutAddress returns the name of a section as it is at every address.
 func withoutAddress(listener string) string {
-	if strings.HasPrefix(listener, "unix:") { // a path, or an abstract socket
+	if strings.HasPrefix(listener, "unix:") || strings.HasPrefix(listener, "fd:") { // a path, an abstract socket or a name
 		return listener
 	}
 	section, _, _ := strings.Cut(listener, "@")

@@ -27,15 +27,16 @@ const (
 // or a port of a Gateway of Gateway API. The gateway opens it, and closes it when it has
 // left the table; its tunnels go on.
 type Listener struct {
-	Name     string // unique among all listeners: ":443", "default/edge/tls/443". Of one that stays at its address it may change
-	Protocol string
-	Address  netip.Addr        // to listen at; the zero Addr means every address
-	Host     string            // to listen at in place of Address: "localhost"
-	Port     uint16            // 0 lets the system choose one, for Streams and Datagrams alone
-	Unix     *UnixSocket       `json:"-"` // to listen at in place of all three, for Streams; nil for none
-	Sections []*Section        // of TLS one for each host; one of TCP and UDP
-	Settings *ListenerSettings `json:"-"` // of Streams and Datagrams
-	Origin   string            // who says so, for people
+	Name      string // unique among all listeners: ":443", "default/edge/tls/443". Of one that stays at its address it may change
+	Protocol  string
+	Address   netip.Addr        // to listen at; the zero Addr means every address
+	Host      string            // to listen at in place of Address: "localhost"
+	Port      uint16            // 0 lets the system choose one, for Streams and Datagrams alone
+	Unix      *UnixSocket       `json:"-"` // to listen at in place of all three, for Streams; nil for none
+	Inherited string            `json:"-"` // name of the socket of systemd in place of all four, for Streams; "" for none
+	Sections  []*Section        // of TLS one for each host; one of TCP and UDP
+	Settings  *ListenerSettings `json:"-"` // of Streams and Datagrams
+	Origin    string            // who says so, for people
 }
 
 // A UnixSocket is a socket for processes of this machine.

@@ -213,7 +213,7 @@ type socket struct {
 	udp  bool
 	host string
 	addr netip.AddrPort
-	path string // of a Unix socket
+	path string // of a Unix socket; fd:NAME of one of systemd
 }
 
 // addListeners compiles the listeners of snapshots.
@@ -230,6 +230,8 @@ func (b *builder) addListeners(snapshots []Snapshot) {
 			at := socket{l.Protocol == UDP || l.Protocol == Datagrams, l.Host, netip.AddrPortFrom(normalAddr(l.Address), l.Port), ""}
 			if l.Unix != nil {
 				at = socket{path: l.Unix.Path}
+			} else if l.Inherited != "" {
+				at = socket{path: "fd:" + l.Inherited}
 			}
 			what, kept, why := "", "", ""
 			switch before := f.byName[l.Name]; {
@@ -239,9 +241,9 @@ func (b *builder) addListeners(snapshots []Snapshot) {
 				what, why = fmt.Sprintf("listener %q, protocol %q", l.Name, l.Protocol), "there is no such protocol"
 			case before != nil:
 				what, kept = fmt.Sprintf("listener %q", l.Name), before.Origin
-			case l.Unix != nil && l.Protocol != Streams:
-				what, why = fmt.Sprintf("listener %q, protocol %q", l.Name, l.Protocol), "a Unix socket is for streams"
-			case sockets[at] != nil && (l.Port != 0 || l.Unix != nil):
+			case (l.Unix != nil || l.Inherited != "") && l.Protocol != Streams:
+				what, why = fmt.Sprintf("listener %q, protocol %q", l.Name, l.Protocol), "a Unix socket, or one of systemd, is for streams"
+			case sockets[at] != nil && (l.Port != 0 || at.path != ""):
 				what, kept = fmt.Sprintf("%s of listener %q", at, l.Name), fmt.Sprintf("listener %q of %s", sockets[at].Name, orUnknown(sockets[at].Origin))
 			}
 			if what != "" {

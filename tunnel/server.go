@@ -59,6 +59,10 @@ type ListenerConfig struct {
 	// addresses of a connection's two ends: it returns an *Error. It is asked once, before
 	// the first byte is looked at, and may make system calls.
 	AdmitPeer func(client, server netip.AddrPort) error
+
+	// AdmitProcess is AdmitPeer for LocalConns, by the process that has connected: nil where
+	// it is not known.
+	AdmitProcess func(*Process) error
 }
 
 // A Server accepts connections, holds them to limits until they have asked
@@ -100,6 +104,14 @@ func Listen(ctx context.Context, addr string) (net.Listener, error) {
 	}
 	return poll.NewListener(ln), nil
 }
+
+// Adopt returns a listener at the socket of ln, of TCP, which another process has open, too.
+// It owns ln. Serve accepts its connections by a goroutine: an event loop would go on
+// watching a socket that is closed here and open elsewhere.
+func Adopt(ln net.Listener) net.Listener { return adopted{poll.NewListener(ln)} }
+
+// An adopted listener is no *poll.Listener.
+type adopted struct{ net.Listener }
 
 // Serve accepts connections on ln until Shutdown or Close, and then returns
 // ErrServerClosed. It owns ln. Every connection's context is made of ctx and
@@ -272,17 +284,19 @@ func (s *Server) serve(k *slot) {
 	}
 }
 
-// admitPeer asks the listener's AdmitPeer. After an error it has ended k.
+// admitPeer asks the listener's AdmitPeer or AdmitProcess. After an error it has ended k.
 func (k *slot) admitPeer() error {
-	admit := k.config.AdmitPeer
-	if admit == nil {
-		return nil
+	var err error
+	switch a := k.Conn.LocalAddr().(type) {
+	case *net.TCPAddr:
+		if admit := k.config.AdmitPeer; admit != nil {
+			err = admit(k.Conn.source, a.AddrPort())
+		}
+	case *net.UnixAddr: // without AdmitProcess, its file or PeerCredentials says who may connect
+		if admit := k.config.AdmitProcess; admit != nil {
+			err = admit(k.Conn.process)
+		}
 	}
-	server, _ := k.Conn.LocalAddr().(*net.TCPAddr)
-	if server == nil {
-		return nil // a Unix socket: its file, or PeerCredentials, says who may connect
-	}
-	err := admit(k.Conn.source, server.AddrPort())
 	if err != nil {
 		_ = k.Abort()
 	}

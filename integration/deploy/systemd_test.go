@@ -74,6 +74,37 @@ func TestSystemdOfAUserReadsTheUnitOfTheAgent(t *testing.T) {
 	}
 }
 
+// The systemd of a user finds nothing wrong with the agent that it starts by a socket.
+func TestSystemdOfAUserReadsTheSocketOfTheAgent(t *testing.T) {
+	const socket, dropIn = "culvert-agent.socket", "culvert-agent.service.d/socket.conf"
+	verify := func(change func(name, text string) string) (string, error) {
+		dir := t.TempDir()
+		must(t, os.Mkdir(filepath.Join(dir, filepath.Dir(dropIn)), 0o755))
+		for _, name := range []string{agentUnit, socket, dropIn} {
+			text := strings.ReplaceAll(unit(t, name), "/usr/local/bin/culvert", "/bin/true") // it is not installed here
+			must(t, os.WriteFile(filepath.Join(dir, name), []byte(change(name, text)), 0o644))
+		}
+		cmd := exec.CommandContext(t.Context(), "systemd-analyze", "verify", "--user", "--man=no", filepath.Join(dir, socket), filepath.Join(dir, agentUnit))
+		cmd.Env = append(os.Environ(), "XDG_RUNTIME_DIR="+t.TempDir(), "HOME="+t.TempDir())
+		out, err := cmd.CombinedOutput()
+		return string(out), err
+	}
+	if out, err := verify(func(_, text string) string { return text }); err != nil || out != "" {
+		t.Errorf("verify: %v\n%s", err, out)
+	}
+	for broken, key := range map[string]string{socket: "ListenStream=", dropIn: "ExecStart=/"} {
+		out, err := verify(func(name, text string) string {
+			if name == broken {
+				return strings.Replace(text, key, "No"+key, 1)
+			}
+			return text
+		})
+		if err == nil && out == "" {
+			t.Errorf("systemd-analyze takes any %s", broken)
+		}
+	}
+}
+
 // The units wait longer for the end than a drain takes.
 func TestTheUnitsWaitForTheDrain(t *testing.T) {
 	for _, name := range append(slices.Clone(units), agentUnit) {

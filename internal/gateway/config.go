@@ -10,6 +10,7 @@ import (
 	"culvert.dev/identity"
 	"culvert.dev/identity/enroll"
 	"culvert.dev/identity/jwt"
+	"culvert.dev/internal/activation"
 	"culvert.dev/internal/gateway/inbound"
 	"culvert.dev/internal/gateway/upstream"
 	"culvert.dev/nat"
@@ -43,6 +44,9 @@ type Config struct {
 	// Sockets opens all sockets by which the gateway begins connections. Lookup and Sources have
 	// sockets of their own.
 	Sockets tunnel.Sockets
+
+	// Inherited are the sockets that systemd has passed to this process; nil means none.
+	Inherited *activation.Sockets
 
 	// Lookup resolves the names of endpoints; nil means they have no address.
 	Lookup func(ctx context.Context, host string) ([]netip.Addr, error)

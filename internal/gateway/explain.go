@@ -17,6 +17,7 @@ import (
 	"culvert.dev/connect/hbone"
 	"culvert.dev/connect/ws"
 	"culvert.dev/identity/jwt"
+	"culvert.dev/internal/activation"
 	"culvert.dev/internal/admin"
 	"culvert.dev/internal/edits"
 	"culvert.dev/internal/gateway/inbound"
@@ -403,6 +404,9 @@ func NewGuard(cfg Config) (*tunnel.Guard, error) {
 	for _, l := range cfg.Listeners {
 		if _, socket := unixsocket.Path(l.Address); socket {
 			continue
+		}
+		if _, passed := activation.Name(l.Address); passed {
+			continue // where it is, the running gateway knows
 		}
 		var addr net.Addr
 		var err error

@@ -197,7 +197,7 @@ func (f *listeners) keepOpen(t *registry.Table, wanted []*registry.Listener, fai
 			continue
 		}
 		was := o.Table().Name
-		if err := o.Use(t, l); err != nil {
+		if err := o.use(t, l); err != nil {
 			failed(l, err)
 		}
 		if o.stream != nil {
@@ -301,7 +301,7 @@ func (f *listeners) bringBack(ctx context.Context, t *registry.Table, away []*op
 func (f *listeners) stay(t *registry.Table, o *openListener, to *registry.Listener, err error) error {
 	stays := *to
 	was := o.Table()
-	stays.Name, stays.Address, stays.Host, stays.Port, stays.Unix = was.Name, was.Address, was.Host, was.Port, was.Unix
+	stays.Name, stays.Address, stays.Host, stays.Port, stays.Unix, stays.Inherited = was.Name, was.Address, was.Host, was.Port, was.Unix, was.Inherited
 	if failed := o.Use(t, &stays); failed != nil {
 		err = errors.Join(err, failed)
 	}
@@ -327,12 +327,14 @@ func (f *listeners) listen(ctx context.Context, t *registry.Table, l *registry.L
 		o.socket, err = f.builder.OpenSocket(ctx, inbound.Address(l), l.Name, d)
 	} else if u := l.Unix; u != nil {
 		o.stream, err = unixsocket.Listen(ctx, unixsocket.Config{Path: u.Path, Mode: u.Mode, Group: u.Group})
+	} else if l.Inherited != "" {
+		o.stream, err = f.inherit(l)
 	} else {
 		o.stream, err = tunnel.Listen(ctx, inbound.Address(l))
 	}
 	if err != nil {
 		f.budget.Give(1)
-		if inUse(err) && l.Unix == nil {
+		if inUse(err) && l.Unix == nil && l.Inherited == "" {
 			if who := f.portHolder(l); who != "" {
 				err = fmt.Errorf("%w: %s", err, who)
 			}
@@ -364,6 +366,9 @@ func (f *listeners) closeListener(o *openListener) {
 		o.socket.Close()
 	} else {
 		_ = o.stream.Close()
+		if o.key.inherited != "" {
+			f.g.cfg.Inherited.Release(o.key.inherited)
+		}
 		o.Drain()
 	}
 	f.guard.Disown(o.addr())

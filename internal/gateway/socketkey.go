@@ -18,11 +18,16 @@ type socketKey struct {
 	port uint16
 	name string // of a listener at any free port
 	unix registry.UnixSocket
+
+	inherited string // name of a socket of systemd
 }
 
 func keyOf(l *registry.Listener) socketKey {
 	if l.Unix != nil {
 		return socketKey{unix: *l.Unix}
+	}
+	if l.Inherited != "" {
+		return socketKey{inherited: l.Inherited}
 	}
 	k := socketKey{udp: l.Protocol == registry.UDP || l.Protocol == registry.Datagrams, addr: l.Address, host: l.Host, port: l.Port}
 	if l.Port == 0 {
@@ -32,10 +37,13 @@ func keyOf(l *registry.Listener) socketKey {
 }
 
 // conflicts reports whether sockets of k and o may exclude each other: of one port, or of
-// one path.
+// one path or one name.
 func (k socketKey) conflicts(o socketKey) bool {
 	if k.unix.Path != "" || o.unix.Path != "" {
 		return k.unix.Path == o.unix.Path
+	}
+	if k.inherited != "" || o.inherited != "" {
+		return k.inherited == o.inherited
 	}
 	return k.udp == o.udp && k.port == o.port && k.port != 0
 }

@@ -26,10 +26,23 @@ func (c *Check) Admit(client, server netip.AddrPort) error {
 		lookup = User
 	}
 	uid, err := lookup(client, server)
-	switch {
-	case err != nil:
+	if err != nil {
 		return tunnel.Refusef(tunnel.Denied, "listener: cannot find the user of the connection from %s: %w", client, err)
-	case uid != 0 && !slices.Contains(c.UIDs, uid):
+	}
+	return c.admit(uid)
+}
+
+// AdmitProcess is Admit for a process that has connected to a Unix socket; nil is one that
+// is not known.
+func (c *Check) AdmitProcess(p *tunnel.Process) error {
+	if p == nil {
+		return tunnel.Refusef(tunnel.Denied, "listener: cannot find the user of a connection to the Unix socket")
+	}
+	return c.admit(p.UID)
+}
+
+func (c *Check) admit(uid uint32) error {
+	if uid != 0 && !slices.Contains(c.UIDs, uid) {
 		return tunnel.Refusef(tunnel.Denied, "listener: user %d may not connect here", uid)
 	}
 	return nil

@@ -7,5 +7,5 @@
 //		return err // who is at source may not connect
 //	}
 //
-// Unix sockets need none of it: see package unixsocket.
+// Of a Unix socket the system tells: see package unixsocket. AdmitProcess is for those.
 package localuser

@@ -95,6 +95,10 @@ func Listen(ctx context.Context, c Config) (net.Listener, error) {
 	return &listener{UnixListener: ln, path: c.Path, made: made}, nil
 }
 
+// Adopt returns a listener at a socket that another program has opened, and that goes on
+// being that program's: Close leaves its file.
+func Adopt(ln *net.UnixListener) net.Listener { return &listener{UnixListener: ln} }
+
 // errServed is the error of a path at which somebody listens.
 var errServed = inUseError{errors.New("another process serves there")}
 
@@ -131,7 +135,7 @@ func clear(ctx context.Context, path string) error {
 // A listener removes its file when it is closed.
 type listener struct {
 	*net.UnixListener
-	path string // "" for an abstract socket
+	path string // "" for an abstract socket, and one of another program
 	made fs.FileInfo
 	once sync.Once
 }

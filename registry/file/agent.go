@@ -124,7 +124,7 @@ func (f *Forwards) decode(d *decoder, n *yaml.Node, key string) {
 		}
 		if one.Port == 0 {
 			if one.Port = listenPort(one.Listener); one.Port == 0 {
-				d.errorf(v, "write NAME:PORT", "a Unix socket has no port, so its service %q needs one", clip(name))
+				d.errorf(v, "write NAME:PORT", "%s has no port here, so its service %q needs one", clip(one.Listener), clip(name))
 				continue
 			}
 		}
@@ -138,7 +138,7 @@ func parseLocalListener(what, s string) (string, *complaint) {
 		return "", complain("write 127.0.0.1:PORT or unix:PATH", "%s %q: only TCP and Unix sockets are taken here", what, clip(s))
 	}
 	address, c := parseListenerAddress(what, s)
-	if c != nil || isSocket(address) {
+	if c != nil || isSocket(address) || isInherited(address) {
 		return address, c
 	}
 	if !isLoopback(address) {
@@ -304,6 +304,7 @@ func (a *Agent) addListeners(d *decoder, c *configuration, at mapping) {
 
 // addListener adds a listener of the host, for the users that may connect to it.
 func (a *Agent) addListener(d *decoder, c *configuration, at mapping, address string, l *yaml.Node) {
+	a.checkAnyLocalUser(d, address, l)
 	if !isSocket(address) && !a.AnyLocalUser && runtime.GOOS == "linux" {
 		n := at.where("localUsers")
 		users := at.value("localUsers")

@@ -27,7 +27,7 @@ type AgentInbound struct {
 
 // parseInboundListener parses the address of a listener for TLS over TCP.
 func parseInboundListener(what, s string) (string, *complaint) {
-	if isUDP(s) || isSocket(s) {
+	if isUDP(s) || isSocket(s) || isInherited(s) {
 		return "", complain("write HOST:PORT, or :PORT for all addresses", "%s %q: callers come by TCP", what, clip(s))
 	}
 	return parseListenerAddress(what, s)

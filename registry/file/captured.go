@@ -12,8 +12,8 @@ func (d *decoder) checkCaptured(l *Listener, at mapping) {
 	if len(l.Protocols) > 1 {
 		d.errorf(n, "give it a listener of its own", "captured can't be told apart from other protocols: nothing is read before the service is dialed")
 	}
-	if l.UnixSocket() {
-		d.errorf(n, "listen on 127.0.0.1 or ::1", "captured is for connections that rules of this host redirect, and they lead to no Unix socket")
+	if l.UnixSocket() || l.Inherited() {
+		d.errorf(n, "listen on 127.0.0.1 or ::1", "captured is for connections that rules of this host redirect, and they lead to no Unix socket or socket of systemd")
 	}
 	for key, why := range map[string]string{
 		"tls":           "what programs send goes to the service as it is",

@@ -301,7 +301,7 @@ func (d *decoder) checkNetwork(l *Listener, at mapping) {
 	if !l.UDP() {
 		if slices.Contains(l.Protocols, "quic") {
 			hint := "give it a listener of its own: address: " + udpPrefix + l.Address
-			if l.Address == "" {
+			if l.Address == "" || l.Inherited() {
 				hint = "give it a listener of its own"
 			}
 			d.errorf(at.value("protocols"), hint, "quic is carried by UDP, and this listener is of TCP")
@@ -334,6 +334,10 @@ func (d *decoder) checkNetwork(l *Listener, at mapping) {
 
 // checkSocket finds what goes with Unix sockets alone, or does not go with them.
 func (d *decoder) checkSocket(l *Listener, at mapping) {
+	if l.Inherited() {
+		d.checkInheritedListener(l, at)
+		return
+	}
 	if !l.UnixSocket() {
 		for _, key := range []string{"mode", "group", "peerCredentials"} {
 			if n := at.value(key); n != nil && l.Address != "" {
@@ -363,7 +367,7 @@ func (d *decoder) checkSocket(l *Listener, at mapping) {
 func (d *decoder) checkLocalUsers(l *Listener, at mapping) {
 	n := at.value("localUsers")
 	switch {
-	case n == nil || l.Address == "":
+	case n == nil || l.Address == "" || l.Inherited():
 	case l.UnixSocket():
 		d.errorf(n, "write mode and group, or peerCredentials and policies", "localUsers has no effect: who may connect to a Unix socket is said by its file")
 	case l.UDP():
@@ -440,7 +444,7 @@ func leadsTo(ep registry.Endpoint, ports []uint16, address string) bool {
 
 // overlap reports whether two listening addresses cannot both be open.
 func overlap(a, b string) bool {
-	if isSocket(a) || isSocket(b) {
+	if isSocket(a) || isSocket(b) || isInherited(a) || isInherited(b) {
 		return a == b || path.Clean(a) == path.Clean(b)
 	}
 	if isUDP(a) != isUDP(b) || listenPort(a) != listenPort(b) {

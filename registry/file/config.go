@@ -78,14 +78,15 @@ var Protocols = []string{"sni", "connect", "connect-h2", "socks5", "http", "webs
 // A Listener is an address at which the gateway accepts connections or datagrams.
 type Listener struct {
 	// Address is host:port, and udp://host:port for UDP; no host means every address
-	// of this machine. It is unix:PATH for a Unix socket.
+	// of this machine. It is unix:PATH for a Unix socket, and fd:NAME for
+	// one that systemd passes.
 	Address string `yaml:"address,required" as:"listenerAddress"`
 
 	Mode            fs.FileMode `yaml:"mode" as:"socketMode" default:"0600"` // permission bits of the file of a Unix socket
 	Group           string      `yaml:"group"`                               // of that file, by name or number; "" leaves it to the system
 	PeerCredentials bool        `yaml:"peerCredentials"`                     // the user whose process connects to a Unix socket is the caller
 
-	LocalUsers []LocalUser `yaml:"localUsers" what:"a user" as:"localUser" unique:"user" empty:"leave the key out for all users of this machine"` // that may connect, over loopback
+	LocalUsers []LocalUser `yaml:"localUsers" what:"a user" as:"localUser" unique:"user" empty:"leave the key out for all users of this machine"` // that may connect, over loopback or by a Unix socket of systemd
 
 	// Protocols, of Protocols, are spoken in the clear; empty means the first three, with
 	// Auth without sni, with TLS none, and for UDP quic.

@@ -52,6 +52,10 @@ func (l *Listener) forTable() *registry.Listener {
 		out.Unix = &registry.UnixSocket{Path: name, Mode: l.Mode, Group: l.Group}
 		return out
 	}
+	if name, ok := strings.CutPrefix(l.Address, inheritedPrefix); ok {
+		out.Inherited = name
+		return out
+	}
 	host, digits, _ := net.SplitHostPort(strings.TrimPrefix(l.Address, udpPrefix))
 	port, _ := strconv.ParseUint(digits, 10, 16)
 	out.Port = uint16(port)

@@ -191,10 +191,17 @@ const udpPrefix = "udp://"
 
 func isUDP(address string) bool { return strings.HasPrefix(address, udpPrefix) }
 
-// parseListenerAddress is parseListenAddress for one that may be of UDP, or a Unix socket.
+// parseListenerAddress is parseListenAddress for one that may be of UDP, a Unix socket, or
+// passed by systemd.
 func parseListenerAddress(what, s string) (string, *complaint) {
 	if name, ok := strings.CutPrefix(s, socketPrefix); ok {
 		if c := checkSocketPath(name); c != nil {
+			return "", complain(c.hint, "%s %q: %s", what, clip(s), c.msg)
+		}
+		return s, nil
+	}
+	if name, ok := strings.CutPrefix(s, inheritedPrefix); ok {
+		if c := checkInherited(name); c != nil {
 			return "", complain(c.hint, "%s %q: %s", what, clip(s), c.msg)
 		}
 		return s, nil

@@ -71,6 +71,9 @@ func (d *decoder) checkNAT() {
 		case isSocket(p.Listener):
 			d.errorf(n, "leave it out", "%s is a socket of this machine, and has no port to map", clip(p.Listener))
 			continue
+		case isInherited(p.Listener):
+			d.errorf(n, "write the port in the listener, or leave it out", "%s is opened by systemd, and its port is not known here", clip(p.Listener))
+			continue
 		case onLoopback(p.Listener):
 			d.errorf(n, "have the listener at an address that the router reaches, or leave the port out", "%s is reached from this machine alone", clip(p.Listener))
 			continue

@@ -63,6 +63,9 @@ func (f *filler) fill(v reflect.Value) {
 	switch v.Kind() {
 	case reflect.Struct:
 		for i := range v.NumField() {
+			if v.Type() == reflect.TypeFor[registry.Listener]() && v.Type().Field(i).Name == "Inherited" {
+				continue // of listeners that are not saved
+			}
 			if v.Type().Field(i).IsExported() { // others are of tables
 				f.fill(v.Field(i))
 			}

@@ -70,8 +70,8 @@ flags in its place: what a gateway can do, an agent can.`,
 	f.StringVar(&o.config, "config", "", "configuration file with the part agent, YAML, in place of the flags below")
 	a.addGateway(cmd)
 	f.StringArrayVar(&a.names, "name", nil, "`NAME` that the gateways are asked for, or *.NAME; repeatable (default: every name)")
-	f.StringVar(&a.proxy, "proxy", "", "where programs ask by CONNECT and SOCKS5: HOST:PORT on loopback, or unix:PATH (default: 127.0.0.1:1080)")
-	f.StringArrayVar(&a.forwards, "forward", nil, "`LOCAL=NAME[:PORT]`: a port of loopback, or unix:PATH, that leads to one service; repeatable")
+	f.StringVar(&a.proxy, "proxy", "", "where programs ask by CONNECT and SOCKS5: HOST:PORT on loopback, unix:PATH, or fd:NAME of systemd (default: 127.0.0.1:1080)")
+	f.StringArrayVar(&a.forwards, "forward", nil, "`LOCAL=NAME[:PORT]`: a port of loopback, unix:PATH, or fd:NAME of systemd, that leads to one service; repeatable")
 	f.StringArrayVar(&a.dns, "dns", nil, "`HOST:PORT` on loopback where the names are answered by DNS; repeatable (default: nowhere)")
 	f.StringVar(&o.admin, "admin", "", "address of the admin port: health, metrics, tunnels, pprof; HOST:PORT on loopback, or unix:PATH")
 	for _, name := range []string{"name", "proxy", "forward", "dns"} {

@@ -24,7 +24,7 @@ func (d *doctor) ports(c *file.Config) {
 	free, used := 0, 0
 	for i := range c.Listeners {
 		address := c.Listeners[i].Address
-		if strings.Contains(address, ":/") || strings.HasPrefix(address, "unix:") || strings.HasPrefix(address, "udp:") {
+		if strings.Contains(address, ":/") || strings.HasPrefix(address, "unix:") || strings.HasPrefix(address, "fd:") || strings.HasPrefix(address, "udp:") {
 			continue
 		}
 		ln, err := net.Listen("tcp", address)

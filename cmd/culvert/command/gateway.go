@@ -19,6 +19,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"culvert.dev/internal/activation"
 	"culvert.dev/internal/admin"
 	"culvert.dev/internal/background"
 	"culvert.dev/internal/gateway"
@@ -80,6 +81,7 @@ func (o *gatewayOptions) addRuntime(cmd *cobra.Command) {
 // runGateway serves until ctx is done and then drains; a close of now ends
 // the drain at once.
 func runGateway(ctx context.Context, now <-chan struct{}, stderr io.Writer, o *gatewayOptions) error {
+	passed := activation.FromEnvironment() // before there are goroutines, and commands for tokens
 	c, err := o.load()
 	if err != nil {
 		return err
@@ -109,6 +111,7 @@ func runGateway(ctx context.Context, now <-chan struct{}, stderr io.Writer, o *g
 		return err
 	}
 	useSockets(c, &cfg)
+	cfg.Inherited = passed
 	if err := o.limitMemory(c, &cfg); err != nil {
 		return err
 	}

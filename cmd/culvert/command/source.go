@@ -15,6 +15,7 @@ import (
 	"culvert.dev/dns"
 	"culvert.dev/identity"
 	"culvert.dev/identity/jwt"
+	"culvert.dev/internal/activation"
 	"culvert.dev/internal/admin"
 	"culvert.dev/internal/gateway"
 	"culvert.dev/internal/gateway/upstream"
@@ -41,7 +42,7 @@ type sourceOptions struct {
 func (o *sourceOptions) add(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.StringVar(&o.config, "config", "", "configuration file, YAML")
-	f.StringArrayVar(&o.listen, "listen", nil, "address to accept TLS and HTTP CONNECT at, or udp://ADDR for QUIC; repeatable")
+	f.StringArrayVar(&o.listen, "listen", nil, "address to accept TLS and HTTP CONNECT at, udp://ADDR for QUIC, or fd:NAME of systemd; repeatable")
 	f.StringArrayVar(&o.route, "route", nil, "NAME[:PORT]=HOST:PORT; repeatable. Without PORT, any port")
 	f.StringVar(&o.routes, "routes", "", "file with a \"NAME[:PORT] HOST:PORT\" on each line")
 	f.StringVar(&o.admin, "admin", "", "address of the admin port: health, metrics, tunnels, pprof; HOST:PORT on loopback, or unix:PATH")
@@ -117,12 +118,16 @@ func (o *sourceOptions) addFlags(c *file.Config) error {
 			c.Listeners = append(c.Listeners, file.Listener{Address: l, Refusal: "alert"})
 			continue
 		}
+		if _, ok := activation.Name(l); ok {
+			c.Listeners = append(c.Listeners, file.Listener{Address: l, Refusal: "alert"})
+			continue
+		}
 		_, port, err := net.SplitHostPort(strings.TrimPrefix(l, udp.Scheme))
 		if err == nil {
 			_, err = strconv.ParseUint(port, 10, 16)
 		}
 		if err != nil {
-			return usageError("write HOST:PORT or :PORT, udp://HOST:PORT for QUIC, or unix:PATH", "--listen %q: %w", l, err)
+			return usageError("write HOST:PORT or :PORT, udp://HOST:PORT for QUIC, unix:PATH, or fd:NAME for a socket of systemd", "--listen %q: %w", l, err)
 		}
 		c.Listeners = append(c.Listeners, file.Listener{Address: l, Refusal: "alert"})
 	}

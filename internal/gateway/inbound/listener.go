@@ -16,6 +16,7 @@ import (
 
 	"culvert.dev/identity"
 	"culvert.dev/identity/jwt"
+	"culvert.dev/internal/activation"
 	"culvert.dev/internal/localuser"
 	"culvert.dev/internal/udp"
 	"culvert.dev/internal/unixsocket"
@@ -193,7 +194,10 @@ func (o *Listener) makeSettings(next, before *config) (err error) {
 		if err != nil {
 			return err
 		}
-		next.serving = &tunnel.ListenerConfig{Name: next.Name, Protocols: ps, ConnHeader: connHeader(s), RequireTLS: s.RequireTLS, PeerCredentials: s.PeerCredentials, AdmitPeer: admitPeer(s)}
+		next.serving = &tunnel.ListenerConfig{Name: next.Name, Protocols: ps, ConnHeader: connHeader(s), RequireTLS: s.RequireTLS, PeerCredentials: s.PeerCredentials}
+		if check := localUsers(s); check != nil {
+			next.serving.AdmitPeer, next.serving.AdmitProcess = check.Admit, check.AdmitProcess
+		}
 		if s.LoadBalancer != nil {
 			next.serving.Proxies = s.LoadBalancer.From
 		}
@@ -212,19 +216,19 @@ func (o *Listener) makeSettings(next, before *config) (err error) {
 	return err
 }
 
-// admitPeer returns what admits the users that s names; nil where it names none.
-func admitPeer(s *registry.ListenerSettings) func(client, server netip.AddrPort) error {
+// localUsers returns what admits the users that s names; nil where it names none.
+func localUsers(s *registry.ListenerSettings) *localuser.Check {
 	if len(s.LocalUsers) == 0 {
 		return nil
 	}
-	var check localuser.Check
+	check := &localuser.Check{}
 	for _, u := range s.LocalUsers {
 		if u.Own {
 			u.UID = uint32(os.Geteuid())
 		}
 		check.UIDs = append(check.UIDs, u.UID)
 	}
-	return check.Admit
+	return check
 }
 
 // fixed returns s without what changes in place.
@@ -281,6 +285,9 @@ func (o *Listener) Problem(parts map[string]error) error { return o.config.Load(
 func Address(l *registry.Listener) string {
 	if l.Unix != nil {
 		return unixsocket.Prefix + l.Unix.Path
+	}
+	if l.Inherited != "" {
+		return activation.Prefix + l.Inherited
 	}
 	host := l.Host
 	if l.Address.IsValid() {
