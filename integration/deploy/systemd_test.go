@@ -14,8 +14,8 @@ import (
 	"culvert.dev/internal/gateway"
 )
 
-// units are that of a gateway and that of a connector.
-var units = []string{"culvert.service", "culvert-connector.service"}
+// units are that of a gateway, of a connector, and of the agent of a host.
+var units = []string{"culvert.service", "culvert-connector.service", "culvert-agent-host.service"}
 
 func unit(t *testing.T, name string) string {
 	t.Helper()
