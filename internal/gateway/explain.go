@@ -273,7 +273,7 @@ func (q *Query) request(listeners []Listener, x *Explanation) (*tunnel.Request, 
 			switch f := p.(type) {
 			case *termination.Protocol:
 				name, err := sni.ParseName(q.Host)
-				if err != nil || q.Proto != "sni" {
+				if err != nil && f.Inside(tunnel.Name{}) == nil || q.Proto != "sni" {
 					continue
 				}
 				inside := f.Inside(name)
@@ -283,8 +283,11 @@ func (q *Query) request(listeners []Listener, x *Explanation) (*tunnel.Request, 
 				if inside == nil {
 					return nil, tunnel.Refusef(tunnel.NoRoute, "listener %s ends TLS for other names alone, and passes none on", q.Listener)
 				}
-				if _, ok := inside[0].(termination.Plain); ok {
-					req.Name, req.Proto, x.Proto = name, inside[0].Name(), inside[0].Name()
+				if plain, ok := inside[0].(termination.Plain); ok {
+					req.Name, req.Proto, x.Proto = name, plain.Name(), plain.Name()
+					if plain.To != nil {
+						plain.To.Direct(req)
+					}
 					req.TLS = &tunnel.EndedTLS{ServerName: name}
 					return req, nil
 				}

@@ -195,9 +195,10 @@ func Refuse(req *tunnel.Request, h tunnel.Handler, err error) error {
 	return err
 }
 
-// Plain is the Protocol of a stream inside TLS that is for the service with the name that
-// TLS was terminated for. No byte of it is read, so the server may speak first.
-type Plain struct{}
+// Plain is the Protocol of a stream inside TLS that is for To, or where that is nil for the
+// service with the name that TLS was terminated for. No byte of it is read, so the server may
+// speak first.
+type Plain struct{ To *tunnel.Fixed }
 
 // Name returns "tls".
 func (Plain) Name() string { return "tls" }
@@ -211,7 +212,12 @@ func (p Plain) ServeConn(ctx context.Context, c *tunnel.Conn, h tunnel.Handler) 
 	if req.TLS == nil {
 		return tunnel.Refusef(tunnel.Internal, "termination: the stream is not inside TLS")
 	}
-	req.Name, req.ALPN = req.TLS.ServerName, req.TLS.ALPN
+	req.ALPN = req.TLS.ALPN
+	if p.To != nil {
+		p.To.Direct(req)
+	} else {
+		req.Name = req.TLS.ServerName
+	}
 	h.ServeTunnel(ctx, req)
 	return nil
 }

@@ -1,7 +1,9 @@
 package file
 
 import (
+	"net"
 	"slices"
+	"strings"
 
 	"culvert.dev/registry"
 	"culvert.dev/tunnel"
@@ -13,7 +15,7 @@ import (
 // Those of one address share a listener. Beside that one, each stands for a service and a policy,
 // and a policy for all of the listener says that nothing else is reached by it.
 type AgentInbound struct {
-	Name   tunnel.Pattern `yaml:"name,required" as:"servicePattern"`    // of the service; no wildcard
+	Name   tunnel.Pattern `yaml:"name" as:"servicePattern"`             // of the service; no wildcard, zero for what callers reach whatever name they ask for
 	Listen string         `yaml:"listen,required" as:"inboundListener"` // HOST:PORT
 	To     string         `yaml:"to,required" as:"ownProgram"`          // HOST:PORT on loopback
 	Allow  []string       `yaml:"allow,required" what:"a SPIFFE id" as:"spiffePattern" unique:"SPIFFE id" empty:"list the ids of callers, or take inbound out"`
@@ -21,7 +23,7 @@ type AgentInbound struct {
 	Tell   string         `yaml:"tell" oneof:"nothing proxy" default:"nothing"`                                  // to the program, of the caller
 
 	// Protocol is what callers speak inside of TLS. With tcp it is what the program speaks, and they
-	// ask for Name by TLS. The others have the name in a request, and TLS ends for any name.
+	// ask for Name by TLS, or without one for whatever they have. The others have the name in a request, and TLS ends for any name.
 	Protocol string `yaml:"protocol" oneof:"tcp hbone websocket connect connect-h2 proxy" default:"tcp"`
 }
 
@@ -43,15 +45,29 @@ func parseOwnProgram(what, s string) (string, *complaint) {
 
 // check finds what callers cannot ask for.
 func (in *AgentInbound) check(d *decoder, at mapping) {
+	if in.Protocol != "" && in.Protocol != registry.PlainTCP && !has(at.node, "name") {
+		d.errorf(at.where("protocol"), "add the name that callers write into their requests", "inbound has no name, and with %s a request says which service it is for", in.Protocol)
+	}
 	if in.Name.Wildcard {
 		d.errorf(at.value("name"), "write the name that callers ask for", "name %q is a wildcard, and one program has one name", in.Name)
 	}
+}
+
+// service returns the name of the service that the program is, where it has any.
+func (in *AgentInbound) service(one mapping) (name *yaml.Node, ok bool) {
+	if in.Name != (tunnel.Pattern{}) {
+		return scalarNode(one.value("name"), in.Name.String()), true
+	}
+	host, port, _ := net.SplitHostPort(in.Listen)
+	label := strings.Trim("inbound-"+strings.NewReplacer(".", "-", ":", "-", "%", "-").Replace(host), "-") + "-" + port
+	return scalarNode(one.node, label+".invalid"), in.Protocol == registry.PlainTCP && !has(one.node, "name") // RFC 6761 section 6.4: it is no other service's
 }
 
 // An inboundListener is the listener that programs of the host share.
 type inboundListener struct {
 	*AgentInbound              // the first
 	at            *yaml.Node   // of the first
+	service       *yaml.Node   // of the first
 	tls           []*yaml.Node // of the listener
 }
 
@@ -60,11 +76,14 @@ func (a *Agent) addInbound(d *decoder, c *configuration, at mapping) {
 	var listeners []*inboundListener
 	for i := range a.Inbound {
 		in, n := &a.Inbound[i], at.item("inbound", i)
-		if n == nil || n.Kind != yaml.MappingNode || in.Name == (tunnel.Pattern{}) || in.To == "" || in.Listen == "" || in.Protocol == "" || len(in.Allow) == 0 {
+		if n == nil || n.Kind != yaml.MappingNode || in.To == "" || in.Listen == "" || in.Protocol == "" || len(in.Allow) == 0 {
 			continue // which is reported
 		}
 		one := mapping{n}
-		name := scalarNode(one.value("name"), in.Name.String())
+		name, ok := in.service(one)
+		if !ok {
+			continue // which is reported
+		}
 		ends := mappingNode(n, "clientCertificates", scalarNode(n, "required"), "protocols", sequenceNode(n, scalarNode(n, in.Protocol)))
 		if !copyKeys(ends, at, "key", "certificateFile", "keyFile") {
 			d.errorf(n, "add key: NAME with the name of one in identity.keys to agent", "inbound needs a certificate of the agent, which callers verify")
@@ -74,25 +93,29 @@ func (a *Agent) addInbound(d *decoder, c *configuration, at mapping) {
 			d.errorf(n, "add trust: NAME with the name of one in identity.trust", "inbound needs trust, by which callers are verified")
 			continue
 		}
-		if in.Protocol == registry.PlainTCP {
+		if in.Protocol == registry.PlainTCP && has(n, "name") {
 			ends.Content = append(ends.Content, scalarNode(n, "names"), sequenceNode(n, name))
 		}
 		k := slices.IndexFunc(listeners, func(l *inboundListener) bool { return l.Listen == in.Listen })
 		if k < 0 {
-			listeners = append(listeners, &inboundListener{AgentInbound: in, at: n, tls: []*yaml.Node{ends}})
+			listeners = append(listeners, &inboundListener{AgentInbound: in, at: n, service: name, tls: []*yaml.Node{ends}})
 		} else if !listeners[k].share(d, in, one, ends) {
 			continue
 		}
-		if !slices.ContainsFunc(a.Inbound[:i], func(b AgentInbound) bool { return b.Name == in.Name && b.To == in.To && b.Tell == in.Tell }) {
+		if !has(n, "name") || !slices.ContainsFunc(a.Inbound[:i], func(b AgentInbound) bool { return b.Name == in.Name && b.To == in.To && b.Tell == in.Tell }) {
 			in.addService(d, c, one, name)
 		}
 		rule := mappingNode(n, "sources", sequenceNode(n, mappingNode(n, "spiffe", one.value("allow"))))
-		addInboundPolicy(d, c, in.Name.String()+" at "+in.Listen,
+		addInboundPolicy(d, c, name.Value+" at "+in.Listen,
 			mappingNode(n, "names", sequenceNode(n, name), "listeners", sequenceNode(n, scalarNode(n, in.Listen))), rule)
 	}
 	for _, l := range listeners {
 		address := scalarNode(mapping{l.at}.value("listen"), l.Listen)
-		addTo(d, "listeners", "a listener", mappingNode(l.at, "address", address, "tls", sequenceNode(l.at, l.tls...)), &c.Listeners)
+		listener := mappingNode(l.at, "address", address, "tls", sequenceNode(l.at, l.tls...))
+		if l.Name == (tunnel.Pattern{}) {
+			listener.Content = append(listener.Content, scalarNode(l.at, "service"), l.service)
+		}
+		addTo(d, "listeners", "a listener", listener, &c.Listeners)
 		addInboundPolicy(d, c, "nothing else at "+l.Listen, mappingNode(l.at, "listeners", sequenceNode(l.at, address)))
 	}
 }
@@ -101,6 +124,9 @@ func (a *Agent) addInbound(d *decoder, c *configuration, at mapping) {
 func (l *inboundListener) share(d *decoder, in *AgentInbound, one mapping, ends *yaml.Node) bool {
 	const hint = "give it a port of its own, or write the same"
 	switch {
+	case !has(one.node, "name") || l.Name == (tunnel.Pattern{}):
+		d.errorf(one.node, "give each a name, or a port of its own", "listen %q is already in line %d, and without a name there is one program at a port", in.Listen, l.at.Line)
+		return false
 	case in.Protocol != l.Protocol:
 		d.errorf(one.where("protocol"), hint, "listen %q is already in line %d with the protocol %s, and this is %s", in.Listen, l.at.Line, l.Protocol, in.Protocol)
 		return false

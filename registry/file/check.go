@@ -255,17 +255,20 @@ func (d *decoder) checkListeners() {
 			}
 			continue
 		}
-		for key, n := range map[string]*yaml.Node{"protocols": at.value("protocols"), "refusal": at.value("refusal"), "auth": at.value("auth"), "websocket": at.value("websocket"), "ssh": at.value("ssh"), "tls": at.value("tls")} {
+		for key, n := range map[string]*yaml.Node{"protocols": at.value("protocols"), "refusal": at.value("refusal"), "auth": at.value("auth"), "websocket": at.value("websocket"), "ssh": at.value("ssh")} {
 			if n != nil {
 				d.errorf(n, "leave it out", "%s has no effect: a listener with a service reads nothing from its clients", key)
 			}
 		}
+		d.checkServiceListenerTLS(l, at)
 		if l.Service.IsZero() || !sound {
 			continue
 		}
 		req := &tunnel.Request{Name: l.Service, Port: l.Port, LocalPort: listenPort(l.Address)}
 		s, err := table().Find(req)
 		switch {
+		case err == nil && len(l.TLS) > 0 && s.StartTLS != "" && s.TLS == nil:
+			d.errorf(at.value("service"), "add tls to the service, or leave its startTLS out", "TLS ends for service %q, and startTLS has its endpoints expect TLS, which nobody would begin", clip(at.value("service").Value))
 		case err != nil:
 			d.errorf(at.value("service"), "name a service of this file, with its port", "service %q is not served: %v", clip(at.value("service").Value), strings.TrimPrefix(err.Error(), "registry: "))
 		case l.UDP() && len(s.Via) > 0 && !s.Via[len(s.Via)-1].CarriesDatagrams():

@@ -92,8 +92,12 @@ func (l *Listener) inside(t *TLS) []string {
 }
 
 // any reports whether TLS ends by t for names that no other has: where the listener
-// passes none on, at the one that names none. TLS for a service ends for names alone.
+// passes none on, at the one that names none. TLS for a service ends for names alone, unless
+// the listener has one service.
 func (l *Listener) any(t *TLS) bool {
+	if !l.Service.IsZero() {
+		return t.plain() && len(t.Names) == 0
+	}
 	return !slices.Contains(l.Outer(), "sni") && !slices.Contains(l.Outer(), "quic") && !t.plain() && (len(l.TLS) == 1 || len(t.Names) == 0)
 }
 

@@ -120,6 +120,23 @@ func (d *decoder) checkTLSItem(l *Listener, t *TLS, settings mapping) {
 	}
 }
 
+// checkServiceListenerTLS finds what of tls has no effect at a listener with a service: TLS ends
+// for whatever name a client asks for, and its stream is for that service.
+func (d *decoder) checkServiceListenerTLS(l *Listener, at mapping) {
+	if n := at.value("tls"); n != nil && l.UDP() {
+		d.errorf(n, "leave it out", "tls has no effect: a listener of UDP with a service reads nothing from its clients")
+		return
+	}
+	items := tlsItems(at)
+	for i := range l.TLS {
+		if t := &l.TLS[i]; i < len(items) && !t.plain() {
+			d.errorf(items[i].where("protocols"), "write protocols: [tcp]", "with a service, what is inside of TLS is for that service")
+		} else if i < len(items) && len(t.Names) > 0 {
+			d.errorf(items[i].value("names"), "leave it out", "names has no effect: with a service, TLS ends whatever name a client asks for")
+		}
+	}
+}
+
 // checkPlain finds names that TLS ends for and that no service has. Table has the services
 // of the file.
 func (d *decoder) checkPlain(l *Listener, at mapping, table func() *registry.Table) {
@@ -153,10 +170,10 @@ func (d *decoder) warnCertified() {
 	}
 	for i := range d.cfg.Listeners {
 		for j := range d.cfg.Listeners {
-			if i == j {
+			other := &d.cfg.Listeners[j]
+			if i == j || len(other.LocalUsers) > 0 { // its clients are known by their users
 				continue
 			}
-			other := &d.cfg.Listeners[j]
 			for _, name := range certified[i] {
 				if !other.Service.IsZero() && !name.Matches(other.Service) || slices.Contains(certified[j], name) {
 					continue
@@ -173,6 +190,10 @@ func (d *decoder) warnCertified() {
 func (l *Listener) certified() (names []tunnel.Pattern) {
 	for i := range l.TLS {
 		if t := &l.TLS[i]; t.plain() && !t.Optional && (t.ClientCA != "" || len(t.Trust)+len(t.TrustNames) > 0) {
+			if !l.Service.IsZero() {
+				names = append(names, tunnel.Pattern{Suffix: l.Service})
+				continue
+			}
 			names = append(names, t.names()...)
 		}
 	}

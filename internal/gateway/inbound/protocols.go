@@ -28,14 +28,17 @@ import (
 // streamProtocols makes the protocols of a listener of Streams, and returns what
 // terminates TLS, if something does.
 func (l *Listener) streamProtocols(s *registry.ListenerSettings) ([]tunnel.Protocol, *terminator, error) {
+	var to *tunnel.Fixed
 	if !s.Service.IsZero() {
-		return []tunnel.Protocol{&tunnel.Fixed{To: s.Service, Port: s.Port}}, nil, nil
+		if to = (&tunnel.Fixed{To: s.Service, Port: s.Port}); len(s.TLS) == 0 {
+			return []tunnel.Protocol{to}, nil, nil
+		}
 	}
 	outer, err := l.speak(s.Protocols, s, false)
 	if err != nil || len(s.TLS) == 0 {
 		return outer, nil, err
 	}
-	t := &terminator{protocol: &termination.Protocol{}, check: l.precheck, store: l.builder.Identity}
+	t := &terminator{protocol: &termination.Protocol{}, to: to, check: l.precheck(to), store: l.builder.Identity}
 	for i := range s.TLS {
 		if plain(&s.TLS[i]) {
 			continue
@@ -67,6 +70,7 @@ func (l *Listener) streamProtocols(s *registry.ListenerSettings) ([]tunnel.Proto
 type terminator struct {
 	protocol *termination.Protocol
 	inner    [][]tunnel.Protocol         // of each item whose streams are not plain
+	to       *tunnel.Fixed               // of plain streams; nil for the name that TLS ends for
 	check    func(*tunnel.Request) error // before a certificate is shown for a service
 	store    *identity.Store
 }
@@ -84,7 +88,7 @@ func (t *terminator) use(items []registry.ListenerTLS) error {
 		}
 		to := termination.Item{Keys: k, Any: from.Any}
 		if plain(from) {
-			to.Inner, to.Check = []tunnel.Protocol{termination.Plain{}}, t.check
+			to.Inner, to.Check = []tunnel.Protocol{termination.Plain{To: t.to}}, t.check
 			for _, name := range from.ALPN {
 				to.ALPN = append(to.ALPN, termination.Offer{Name: name})
 			}
@@ -100,9 +104,21 @@ func (t *terminator) use(items []registry.ListenerTLS) error {
 // plain reports whether the streams inside TLS go to services as they are.
 func plain(t *registry.ListenerTLS) bool { return slices.Contains(t.Protocols, registry.PlainTCP) }
 
-// precheck returns why the client of a hello is refused whose stream is for a service.
-func (l *Listener) precheck(req *tunnel.Request) error {
-	return l.builder.Table().PrecheckRoute(req)
+// precheck returns what says why the client of a hello is refused whose stream is for a service:
+// that of to, or where that is nil the one with the name of the hello.
+func (l *Listener) precheck(to *tunnel.Fixed) func(*tunnel.Request) error {
+	return func(req *tunnel.Request) error {
+		if to == nil {
+			return l.builder.Table().PrecheckRoute(req)
+		}
+		name := req.Name
+		to.Direct(req)
+		err := l.builder.Table().PrecheckRoute(req)
+		if err == nil {
+			req.Name, req.Port = name, 0 // by which the handshake goes on
+		}
+		return err
+	}
 }
 
 func refusal(s *registry.ListenerSettings) sni.Refusal {
