@@ -2,9 +2,6 @@ package kubeconfig
 
 import (
 	"errors"
-	"io/fs"
-	"os"
-	"path/filepath"
 	"reflect"
 	"strings"
 	"testing"
@@ -40,9 +37,22 @@ func entry() *Entry {
 	return &Entry{Name: "west", Server: "https://kube.west.example:443", ProxyURL: "socks5://127.0.0.1:1080", CAFile: "/ca.pem", CertFile: "/me.pem", KeyFile: "/me.key", Current: true}
 }
 
+// merge1 merges e into a kubeconfig of one file.
+func merge1(text []byte, e *Entry) ([]byte, error) {
+	root, err := parse(text)
+	if err != nil {
+		return nil, err
+	}
+	d := &document{path: "config", root: root}
+	if err := (&documents{all: []*document{d}, into: d}).merge(e); err != nil {
+		return nil, err
+	}
+	return d.encode()
+}
+
 // What was there stays as it was, and a second time changes nothing.
 func TestMerge(t *testing.T) {
-	got, err := Merge([]byte(before), entry())
+	got, err := merge1([]byte(before), entry())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -67,25 +77,25 @@ func TestMerge(t *testing.T) {
 	if !reflect.DeepEqual(is, was) {
 		t.Errorf("got %v, want %v", is, was)
 	}
-	again, err := Merge(got, entry())
+	again, err := merge1(got, entry())
 	if err != nil || string(again) != string(got) {
 		t.Errorf("the second time: %v\n%s", err, again)
 	}
 }
 
 func TestMergeChangesItsOwn(t *testing.T) {
-	text, err := Merge(nil, entry())
+	text, err := merge1(nil, entry())
 	if err != nil {
 		t.Fatal(err)
 	}
 	// By SNI at a gateway, with a token; the CA stays.
 	e := &Entry{Name: "west", Server: "https://gw.example:443", ServerName: "kube.west.example", TokenFile: "/token", Namespace: "shop"}
 	var taken *TakenError
-	if _, err := Merge(text, e); !errors.As(err, &taken) || taken.Server != "https://kube.west.example:443" {
+	if _, err := merge1(text, e); !errors.As(err, &taken) || taken.Server != "https://kube.west.example:443" {
 		t.Errorf("another server: %v", err)
 	}
 	e.Replace = true
-	if text, err = Merge(text, e); err != nil {
+	if text, err = merge1(text, e); err != nil {
 		t.Fatal(err)
 	}
 	const want = `apiVersion: v1
@@ -113,16 +123,16 @@ current-context: west
 	}
 	// The credentials of another user, of which there must be one.
 	e = &Entry{Name: "east", Server: "https://kube.east.example", User: "west"}
-	if text, err = Merge(text, e); err != nil || !strings.Contains(string(text), "cluster: east\n      user: west\n") {
+	if text, err = merge1(text, e); err != nil || !strings.Contains(string(text), "cluster: east\n      user: west\n") {
 		t.Errorf("%v\n%s", err, text)
 	}
 	e.User = "nobody"
-	if _, err = Merge(text, e); err == nil {
+	if _, err = merge1(text, e); err == nil {
 		t.Error("a user that is not there")
 	}
 	// The context of a name may be that of another cluster.
 	text = []byte("contexts: [{name: east, context: {cluster: other}}]")
-	if _, err := Merge(text, &Entry{Name: "east", Server: "https://kube.east.example"}); !errors.As(err, &taken) || taken.Server != "other" {
+	if _, err := merge1(text, &Entry{Name: "east", Server: "https://kube.east.example"}); !errors.As(err, &taken) || taken.Server != "other" {
 		t.Errorf("a context of another cluster: %v", err)
 	}
 }
@@ -132,53 +142,9 @@ func TestMergeRefuses(t *testing.T) {
 		"- a", "text", "clusters: {a: 1}", "a: [", "a: 1\n---\nb: 2", "clusters: [{name: west, cluster: 1}]",
 		"a: &a {server: x}\nclusters: [{name: west, cluster: *a}]", "clusters: [{name: west, cluster: &a {server: x}}, {name: b, cluster: *a}]",
 	} {
-		if got, err := Merge([]byte(bad), entry()); err == nil {
+		if got, err := merge1([]byte(bad), entry()); err == nil {
 			t.Errorf("%q becomes\n%s", bad, got)
 		}
-	}
-}
-
-// The file is changed as a whole or not at all, and is its owner's.
-func TestUpdate(t *testing.T) {
-	dir := t.TempDir()
-	real, link := filepath.Join(dir, "real", "config"), filepath.Join(dir, "link")
-	if err := Update(real, entry()); err != nil {
-		t.Fatal(err)
-	}
-	if err := errors.Join(os.WriteFile(real, []byte(before), 0o644), os.Chmod(real, 0o644), os.Symlink(real, link)); err != nil {
-		t.Fatal(err)
-	}
-	if err := Update(link, entry()); err != nil {
-		t.Fatal(err)
-	}
-	if info, err := os.Stat(real); err != nil || filepath.Separator == '/' && info.Mode() != 0o600 {
-		t.Errorf("%v, %v", info.Mode(), err)
-	}
-	if info, err := os.Lstat(link); err != nil || info.Mode().Type() != fs.ModeSymlink {
-		t.Errorf("the link: %v, %v", info.Mode(), err)
-	}
-	good, err := os.ReadFile(real)
-	if err != nil || !strings.Contains(string(good), "west") || !strings.Contains(string(good), "cellar") {
-		t.Errorf("%v\n%s", err, good)
-	}
-	if err := Update(real, &Entry{Name: "home", Server: "https://other.example"}); err == nil {
-		t.Error("another cluster was replaced")
-	}
-	if err := os.WriteFile(real+".lock", nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := Update(real, &Entry{Name: "north", Server: "https://north.example"}); !errors.Is(err, ErrLocked) {
-		t.Errorf("while it is locked: %v", err)
-	}
-	if got, err := os.ReadFile(real); err != nil || string(got) != string(good) {
-		t.Errorf("after errors: %v\n%s", err, got)
-	}
-	_ = os.Remove(real + ".lock")
-	if left, err := filepath.Glob(filepath.Join(dir, "real", "*")); err != nil || len(left) != 1 {
-		t.Errorf("files: %q, %v", left, err)
-	}
-	if left, err := filepath.Glob(filepath.Join(dir, "real", ".*")); err != nil || len(left) != 0 {
-		t.Errorf("files: %q, %v", left, err)
 	}
 }
 
@@ -188,11 +154,11 @@ func FuzzMerge(f *testing.F) {
 	f.Add("")
 	f.Add(`{"apiVersion":"v1","clusters":null,"users":[],"contexts":[{"name":"west"}]}`)
 	f.Fuzz(func(t *testing.T, text string) {
-		once, err := Merge([]byte(text), entry())
+		once, err := merge1([]byte(text), entry())
 		if err != nil {
 			return
 		}
-		twice, err := Merge(once, entry())
+		twice, err := merge1(once, entry())
 		if err != nil {
 			t.Fatalf("%v of\n%s", err, once)
 		}

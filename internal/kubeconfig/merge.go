@@ -17,7 +17,7 @@ type Entry struct {
 	ServerName string // in the certificate of Server; "" means its host
 	CAFile     string // of Server; "" leaves what is there
 
-	// The credentials of the user. With User they are those that the file has by that name.
+	// The credentials of the user. With User they are those that the files have by that name.
 	// With none of the four, those of Name stay.
 	CertFile, KeyFile string
 	TokenFile         string
@@ -28,40 +28,86 @@ type Entry struct {
 	Replace   bool   // a context or cluster of that name which leads elsewhere
 }
 
-// A TakenError is why an Entry is not merged: the file has another one of that name.
+// A TakenError is why an Entry is not merged: the files have another one of that name.
 type TakenError struct{ Name, Server string }
 
 func (e *TakenError) Error() string {
 	return fmt.Sprintf("%q is there and leads to %q", e.Name, e.Server)
 }
 
-// Merge returns a kubeconfig with e in it. Everything else is kept.
-func Merge(text []byte, e *Entry) ([]byte, error) {
-	root, err := parse(text)
-	if err != nil {
+// A document is one of the files of a kubeconfig.
+type document struct {
+	path string
+	root *yaml.Node // whose content is a mapping
+	used bool       // has something of the Entry
+}
+
+func (d *document) mapping() *yaml.Node { return d.root.Content[0] }
+
+// use marks d as one that has something of the Entry.
+func (d *document) use() *yaml.Node {
+	d.used = true
+	setDefault(d.mapping(), "apiVersion", "v1")
+	setDefault(d.mapping(), "kind", "Config")
+	return d.mapping()
+}
+
+func (d *document) encode() ([]byte, error) {
+	var out bytes.Buffer
+	enc := yaml.NewEncoder(&out)
+	enc.SetIndent(2)
+	if err := errors.Join(enc.Encode(d.root), enc.Close()); err != nil {
 		return nil, err
 	}
-	m := root.Content[0]
-	setDefault(m, "apiVersion", "v1")
-	setDefault(m, "kind", "Config")
-	cluster, err := named(m, "clusters", "cluster", e.Name)
-	if err != nil {
-		return nil, err
+	return out.Bytes(), nil
+}
+
+// documents are the files of a kubeconfig, in the order in which they are looked at: the first
+// one that has an item of some name counts.
+type documents struct {
+	all  []*document
+	into *document // one of all, for what none of them has
+}
+
+// of returns the document that has an item of that name in a list, or into.
+func (ds *documents) of(list, name string) *document {
+	for _, d := range ds.all {
+		if has(d.mapping(), list, name) {
+			return d
+		}
 	}
-	context, err := named(m, "contexts", "context", e.Name)
+	return ds.into
+}
+
+func (ds *documents) named(list, of, name string) (*yaml.Node, error) {
+	d := ds.of(list, name)
+	m, err := named(d.use(), list, of, name)
 	if err != nil {
-		return nil, err
+		err = fmt.Errorf("%s: %w", d.path, err)
 	}
-	user, err := e.userOf(m, context)
+	return m, err
+}
+
+// merge puts e into ds. Everything else is kept.
+func (ds *documents) merge(e *Entry) error {
+	cluster, err := ds.named("clusters", "cluster", e.Name)
 	if err != nil {
-		return nil, err
+		return err
+	}
+	context, err := ds.named("contexts", "context", e.Name)
+	if err != nil {
+		return err
+	}
+	user, err := ds.userOf(e, context)
+	if err != nil {
+		return err
 	}
 	if !e.Replace {
 		if server := text1(cluster, "server"); server != "" && server != e.Server {
-			return nil, &TakenError{e.Name, server}
+			return fmt.Errorf("%s: %w", ds.of("clusters", e.Name).path, &TakenError{e.Name, server})
 		}
 		if of := text1(context, "cluster"); of != "" && of != e.Name {
-			return nil, &TakenError{e.Name, of}
+			return fmt.Errorf("%s: %w", ds.of("contexts", e.Name).path, &TakenError{e.Name, of})
 		}
 	}
 	set(cluster, "server", e.Server)
@@ -79,34 +125,39 @@ func Merge(text []byte, e *Entry) ([]byte, error) {
 	if e.Namespace != "" {
 		set(context, "namespace", e.Namespace)
 	}
-	if e.Current {
-		set(m, "current-context", e.Name)
+	if e.Current && ds.current() != e.Name {
+		set(ds.into.use(), "current-context", e.Name)
 	}
-	var out bytes.Buffer
-	enc := yaml.NewEncoder(&out)
-	enc.SetIndent(2)
-	if err := errors.Join(enc.Encode(root), enc.Close()); err != nil {
-		return nil, err
-	}
-	return out.Bytes(), nil
+	return nil
 }
 
-// userOf puts the credentials of e into m, and returns the name of the user for the context;
+// current returns the current context.
+func (ds *documents) current() string {
+	for _, d := range ds.all {
+		if name := text1(d.mapping(), "current-context"); name != "" {
+			return name
+		}
+	}
+	return ""
+}
+
+// userOf puts the credentials of e into ds, and returns the name of the user for the context;
 // "" leaves what the context has.
-func (e *Entry) userOf(m, context *yaml.Node) (string, error) {
+func (ds *documents) userOf(e *Entry, context *yaml.Node) (string, error) {
+	known := func(name string) bool { return has(ds.of("users", name).mapping(), "users", name) }
 	if e.User != "" {
-		if !has(m, "users", e.User) {
+		if !known(e.User) {
 			return "", fmt.Errorf("no user is called %q", e.User)
 		}
 		return e.User, nil
 	}
 	if e.CertFile == "" && e.TokenFile == "" {
-		if text1(context, "user") == "" && has(m, "users", e.Name) {
+		if text1(context, "user") == "" && known(e.Name) {
 			return e.Name, nil
 		}
 		return "", nil
 	}
-	user, err := named(m, "users", "user", e.Name)
+	user, err := ds.named("users", "user", e.Name)
 	if err != nil {
 		return "", err
 	}

@@ -1,12 +1,16 @@
 package command
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -45,10 +49,12 @@ With --gateway, kubectl dials a gateway itself, which finds the API server by th
 name in the ClientHello and passes TLS on. That needs no agent, and a gateway that
 lets callers in by that name without credentials of its own.
 
-Everything else in the kubeconfig stays as it is, comments too. A context or
-cluster of that name that leads elsewhere is not replaced without --replace. What
-kubectl shows to the API server is a certificate, a token, or the credentials of a user
-that the kubeconfig has already.`,
+Everything else in the kubeconfig stays as it is, comments too. Of several files in
+$KUBECONFIG, the first one that has an item by that name keeps it; new items and the
+current context go to the first file that is there. A context or cluster of that name
+that leads elsewhere is not replaced without --replace. What kubectl shows to the API
+server is a certificate, a token, or the credentials of a user that the kubeconfig has
+already.`,
 		Example: `  culvert kube login west --server kube.west.shop.example --ca cluster-ca.pem --cert me.pem --key me.key
   culvert kube login west --server kube.west.shop.example:6443 --user me
   culvert kube login west --server kube.west.shop.example --gateway gw.example --ca cluster-ca.pem --token-file token`,
@@ -59,7 +65,7 @@ that the kubeconfig has already.`,
 			if o.gateway != "" && cmd.Flags().Changed("agent") {
 				return usageError("keep one of them", "--agent does not go with --gateway")
 			}
-			return runKubeLogin(cmd.OutOrStdout(), &o)
+			return runKubeLogin(cmd.Context(), cmd.OutOrStdout(), &o)
 		},
 	}
 	f := cmd.Flags()
@@ -72,7 +78,7 @@ that the kubeconfig has already.`,
 	f.StringVar(&o.token, "token-file", "", "file with a bearer token for the API server")
 	f.StringVar(&o.user, "user", "", "user of the kubeconfig that has the credentials")
 	f.StringVarP(&o.namespace, "namespace", "n", "", "namespace of the context")
-	f.StringVar(&o.kubeconfig, "kubeconfig", "", "`FILE` to change (default: the first of $KUBECONFIG, or ~/.kube/config)")
+	f.StringVar(&o.kubeconfig, "kubeconfig", "", "`FILE` to change, and no other (default: those of $KUBECONFIG, or ~/.kube/config)")
 	f.BoolVar(&o.keep, "keep-current", false, "leave the current context as it is")
 	f.BoolVar(&o.replace, "replace", false, "replace a context or cluster of that name which leads elsewhere")
 	cmd.MarkFlagsMutuallyExclusive("cert", "token-file", "user")
@@ -151,41 +157,46 @@ func (o *kubeLoginOptions) entry() (*kubeconfig.Entry, error) {
 	return e, nil
 }
 
-// path returns the file to change, as kubectl chooses it.
-func (o *kubeLoginOptions) path() (string, error) {
+// paths returns the files of the kubeconfig, as kubectl chooses them.
+func (o *kubeLoginOptions) paths() ([]string, error) {
 	if o.kubeconfig != "" {
-		return o.kubeconfig, nil
+		return []string{o.kubeconfig}, nil
 	}
-	for _, path := range filepath.SplitList(os.Getenv("KUBECONFIG")) {
-		if path != "" {
-			return path, nil
-		}
+	list := filepath.SplitList(os.Getenv("KUBECONFIG"))
+	if list = slices.DeleteFunc(list, func(path string) bool { return path == "" }); len(list) > 0 {
+		return list, nil
 	}
 	home, err := os.UserHomeDir()
 	if err != nil {
-		return "", usageError("give --kubeconfig FILE", "no home directory: %w", err)
+		return nil, usageError("give --kubeconfig FILE", "no home directory: %w", err)
 	}
-	return filepath.Join(home, ".kube", "config"), nil
+	return []string{filepath.Join(home, ".kube", "config")}, nil
 }
 
+// kubeconfigWait is how long others may hold the locks of the kubeconfig.
+const kubeconfigWait = 3 * time.Second
+
 // runKubeLogin changes the kubeconfig, and says what kubectl does by it.
-func runKubeLogin(stdout io.Writer, o *kubeLoginOptions) error {
+func runKubeLogin(ctx context.Context, stdout io.Writer, o *kubeLoginOptions) error {
 	e, err := o.entry()
 	if err != nil {
 		return err
 	}
-	path, err := o.path()
+	paths, err := o.paths()
 	if err != nil {
 		return err
 	}
-	if err := kubeconfig.Update(path, e); err != nil {
+	ctx, cancel := context.WithTimeout(ctx, kubeconfigWait)
+	defer cancel()
+	used, err := kubeconfig.Update(ctx, paths, e)
+	if err != nil {
 		out := &cliError{err: fmt.Errorf("change the kubeconfig: %w", err), code: exitFailed}
 		var taken *kubeconfig.TakenError
 		switch {
 		case errors.As(err, &taken):
 			out.hint = "add --replace to have it lead here, or give the cluster another name"
 		case errors.Is(err, kubeconfig.ErrLocked):
-			out.hint = fmt.Sprintf("try again; if no kubectl runs, remove %s.lock", path)
+			out.hint = "try again; if no kubectl runs, remove that file"
 		}
 		return out
 	}
@@ -193,6 +204,6 @@ func runKubeLogin(stdout io.Writer, o *kubeLoginOptions) error {
 	if o.gateway != "" {
 		how = "through a gateway, by the name " + e.ServerName
 	}
-	_, err = fmt.Fprintf(stdout, "%s: context %q leads to %s %s\n", path, e.Name, e.Server, how)
+	_, err = fmt.Fprintf(stdout, "%s: context %q leads to %s %s\n", strings.Join(used, ", "), e.Name, e.Server, how)
 	return err
 }
