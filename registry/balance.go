@@ -235,6 +235,7 @@ func (x *resolution) count(ep *tunnel.Endpoint, c *Endpoint) {
 		ep.Load = c.load
 	default:
 		key := keyOf(ep)
+		key.datagrams = false                            // they are load of the same host
 		if !key.addr.Addr().IsValid() && key.hop == "" { // known to a next hop only
 			key = healthKey{hop: ep.String()}
 		}

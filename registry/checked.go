@@ -136,7 +136,7 @@ func (r *Registry) Healthy(ap netip.AddrPort) bool {
 	now := time.Now()
 	h.mu.RLock()
 	defer h.mu.RUnlock()
-	return h.down[healthKey{addr: ap}] == 0 && h.due(healthKey{addr: ap}, now).IsZero()
+	return h.down[healthKey{addr: ap}] == 0 && h.due(healthKey{addr: ap}, now).IsZero() && h.due(healthKey{addr: ap, datagrams: true}, now).IsZero()
 }
 
 // States returns a function that reports the state of an address at this moment, and its
@@ -161,6 +161,9 @@ func (r *Registry) States() func(ap netip.AddrPort) (state string, err error) {
 		}
 	}
 	for key, f := range h.failing {
+		if states[key.addr].err != nil && key.datagrams {
+			continue // what TCP there has done is said
+		}
 		one := known{StateSuspect, f.err}
 		switch {
 		case f.open():
@@ -264,13 +267,14 @@ const (
 // A Health is the state of an address, or of a gateway that is asked by its name: Addr
 // is only a port then.
 type Health struct {
-	Addr     netip.AddrPort
-	Host     string   // the DNS name it came from; "" for a written one
-	Services []string // that have it, at most maxNamed
-	More     int      // services beside those
-	Gateway  string   // the network whose gateway it is; "" for none
-	Network  string   // it is in; "" where that is not known
-	Via      string   // the gateways on the way to an endpoint that has a Via, nearest first; "" for none
+	Addr      netip.AddrPort
+	Datagrams bool     // it is one of UDP
+	Host      string   // the DNS name it came from; "" for a written one
+	Services  []string // that have it, at most maxNamed
+	More      int      // services beside those
+	Gateway   string   // the network whose gateway it is; "" for none
+	Network   string   // it is in; "" where that is not known
+	Via       string   // the gateways on the way to an endpoint that has a Via, nearest first; "" for none
 
 	State string
 	Since time.Time // of the state; of the first failure in a row
@@ -320,7 +324,7 @@ func (h *health) list() []Health {
 	}
 	now := time.Now()
 	for key, f := range h.failing {
-		one := Health{Addr: key.addr, Host: f.host, State: StateSuspect, Since: f.since, Err: f.err}
+		one := Health{Addr: key.addr, Datagrams: key.datagrams, Host: f.host, State: StateSuspect, Since: f.since, Err: f.err}
 		if key.hop != "" {
 			one.setHop(key)
 		}

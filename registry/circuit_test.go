@@ -188,6 +188,63 @@ func TestCircuitLeavesTheOthersAlone(t *testing.T) {
 	})
 }
 
+// What UDP at an address does says nothing of TCP there, and the other way round.
+func TestCircuitsOfTCPAndUDP(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		reg, r, d := circuitWorld(t, deadAddr)
+		d.set(deadAddr, true)
+		datagrams := func() error {
+			req := byName("a.test", 443, 443)
+			req.Proto, req.Datagrams = "quic", &deadDialer{up: map[string]bool{}, dials: map[string]int{}}
+			_, err := r.Open(t.Context(), req)
+			return err
+		}
+		for range 2 * circuitFailures {
+			if err := datagrams(); tunnel.ReasonOf(err) != tunnel.DialFailed {
+				t.Fatalf("UDP: got %v, want dial-failed", err)
+			}
+		}
+		for range circuitFailures {
+			if err := openOnce(t, r); err != nil {
+				t.Fatalf("TCP beside UDP that is dead: %v", err)
+			}
+		}
+		if h := reg.Health(); len(h) != 1 || !h[0].Datagrams {
+			t.Errorf("health is %+v, want UDP alone to have failed", h)
+		}
+
+		d.set(deadAddr, false)
+		for range 2 * circuitFailures {
+			_ = openOnce(t, r)
+		}
+		if open := opened(reg, false); open != StateOpen {
+			t.Errorf("TCP that is dead is %q, want its circuit to be open", open)
+		}
+		before := opened(reg, true)
+		if err := datagrams(); strings.Contains(err.Error(), "circuit") {
+			t.Errorf("UDP beside TCP that is dead: %v", err)
+		}
+		d.set(deadAddr, true)
+		time.Sleep(circuitInterval)
+		if err := openOnce(t, r); err != nil {
+			t.Errorf("TCP is back: %v", err)
+		}
+		if after := opened(reg, true); before == "" || after == "" || opened(reg, false) != "" {
+			t.Errorf("with TCP back, UDP is %q, before %q, and TCP is %q, want UDP alone", after, before, opened(reg, false))
+		}
+	})
+}
+
+// opened returns the state of TCP or of UDP of the one address of reg, "" where it works.
+func opened(reg *Registry, datagrams bool) string {
+	for _, h := range reg.Health() {
+		if h.Datagrams == datagrams {
+			return h.State
+		}
+	}
+	return ""
+}
+
 // What is not the failure of an address opens no circuit.
 func TestWhatOpensNoCircuit(t *testing.T) {
 	for name, err := range map[string]*tunnel.Error{

@@ -34,17 +34,18 @@ const (
 	maxFailing = 1 << 16
 )
 
-// A healthKey is what failures are counted under: an address, or a next hop that is
-// asked by its name, HOST:PORT.
+// A healthKey is what failures are counted under: an address of TCP or of UDP, or a next hop
+// that is asked by its name, HOST:PORT.
 type healthKey struct {
-	addr netip.AddrPort
-	hop  string // "" where there is an addr
+	addr      netip.AddrPort
+	hop       string // "" where there is an addr
+	datagrams bool   // of addr: it is one of UDP
 }
 
 // keyOf returns the key of ep. A next hop at an address has the key of that address.
 func keyOf(ep *tunnel.Endpoint) healthKey {
 	if ep.HealthKey == "" {
-		return healthKey{addr: ep.Addr}
+		return healthKey{addr: ep.Addr, datagrams: ep.Datagrams}
 	}
 	if ap, err := netip.ParseAddrPort(ep.HealthKey); err == nil {
 		return healthKey{addr: netip.AddrPortFrom(ap.Addr().Unmap(), ap.Port())}
@@ -284,6 +285,7 @@ func compareBool(a, b bool) int {
 // isDown reports whether checks say so: of an address the service's own check, or any
 // where it has none, and all of those of a name. The caller holds mu.
 func (h *health) isDown(key healthKey, check Check) bool {
+	key.datagrams = false // checks are of TCP, and speak for the host
 	switch own := key.hop == "" || isBehind(key.hop); {
 	case own && check.Kind != "":
 		return h.downBy[checkedKey{key, check}] > 0

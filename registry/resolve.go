@@ -113,7 +113,7 @@ func (x *resolution) endpoints(ctx context.Context) ([]tunnel.Endpoint, error) {
 		return x.remote(ctx)
 	}
 	if x.endpoint.IsValid() {
-		ep := tunnel.Endpoint{Addr: x.endpoint, Named: true, Transport: x.transport().Transport}
+		ep := tunnel.Endpoint{Addr: x.endpoint, Named: true, Datagrams: x.ofDatagrams(), Transport: x.transport().Transport}
 		x.restrictDirect(nil, &ep)
 		x.count(&ep, nil)
 		return []tunnel.Endpoint{ep}, x.transport().refusal(x.entry)
@@ -303,7 +303,7 @@ func (x *resolution) candidates(ctx context.Context, configured []Endpoint, targ
 			all = make([]contender, 0, n)
 		}
 	}
-	portless := false
+	portless, datagrams := false, x.ofDatagrams()
 	for row, more := 0, true; more; row++ {
 		more = false
 		for i := range n {
@@ -313,7 +313,7 @@ func (x *resolution) candidates(ctx context.Context, configured []Endpoint, targ
 			if hops != nil {
 				hop = hops[at]
 			}
-			ep := tunnel.Endpoint{Addr: netip.AddrPortFrom(c.Addr.Unmap(), cmp.Or(c.Port, x.port)), Named: true, Transport: x.transport().Transport}
+			ep := tunnel.Endpoint{Addr: netip.AddrPortFrom(c.Addr.Unmap(), cmp.Or(c.Port, x.port)), Named: true, Datagrams: datagrams, Transport: x.transport().Transport}
 			if c.Group != "" && ep.Addr.Port() == 0 { // a hello has no port, and a connector may not care
 				ep.Addr = netip.AddrPortFrom(netip.Addr{}, x.req.LocalPort)
 			}

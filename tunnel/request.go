@@ -415,6 +415,10 @@ type Endpoint struct {
 	// loopback and link-local ones through.
 	Named bool
 
+	// Datagrams says that the endpoint is asked for datagrams: whether it answers says nothing of
+	// TCP at its address.
+	Datagrams bool
+
 	// Transport dials the endpoint; nil means the Router's Dialer.
 	Transport Transport
 

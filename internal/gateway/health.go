@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"culvert.dev/internal/metrics"
+	"culvert.dev/internal/udp"
 	"culvert.dev/registry"
 )
 
@@ -96,6 +97,9 @@ func (g *Gateway) health() []StatusHealth {
 		out[i] = StatusHealth{
 			Address: h.Addr.String(), Host: h.Host, State: h.State, Since: h.Since.UTC(), By: "dial",
 			Asked: describeCheck(h.Check), Services: h.Services, More: h.More, Gateway: h.Gateway, Network: h.Network, Via: h.Via,
+		}
+		if h.Datagrams {
+			out[i].Address = udp.Scheme + out[i].Address
 		}
 		if !h.Addr.Addr().IsValid() { // a gateway by its name
 			out[i].Address = net.JoinHostPort(h.Host, strconv.Itoa(int(h.Addr.Port())))
