@@ -13,6 +13,7 @@ import (
 
 	"github.com/miekg/dns"
 
+	"culvert.dev/internal/wallclock"
 	"culvert.dev/tunnel"
 )
 
@@ -176,7 +177,7 @@ func (f *Forwarder) fromCache(key []byte) (e *reply, age uint32, stale bool) {
 	e, retry := f.cache.get(key)
 	switch {
 	case e == nil:
-	case now.Before(e.expires):
+	case !wallclock.Passed(now, e.expires):
 		return e, f.age(e, now), false
 	case now.Before(retry) && f.usable(e, now):
 		return e, 0, true
@@ -185,10 +186,11 @@ func (f *Forwarder) fromCache(key []byte) (e *reply, age uint32, stale bool) {
 }
 
 func (f *Forwarder) age(e *reply, now time.Time) uint32 {
-	return uint32(max(now.Sub(e.stored), 0) / time.Second)
+	return uint32(wallclock.Since(now, e.stored) / time.Second)
 }
 
-// usable reports whether e may be served stale.
+// usable reports whether e may be served stale. The wall clock does not count here: after a
+// suspension an old answer is better than none, as long as no server answers.
 func (f *Forwarder) usable(e *reply, now time.Time) bool {
 	most := cmp.Or(f.MaxStale, maxStale)
 	return !e.failed && now.Before(e.expires.Add(most))

@@ -130,6 +130,20 @@ func TestForwardZones(t *testing.T) {
 	r.expect(t, UDP, q("nolegacy.mesh.internal", dns.TypeA), "NXDOMAIN aa ra ns: "+soa)
 }
 
+// An answer in the cache grows older while the machine is suspended.
+func TestForwardSuspended(t *testing.T) {
+	up := serve(t, "a.test. 60 IN A 192.0.2.1")
+	r, _, clk := forwarding(t, up)
+	r.expect(t, UDP, q("a.test", dns.TypeA), "NOERROR ra an: a.test. 60 IN A 192.0.2.1")
+	up.set(t, "a.test. 60 IN A 192.0.2.2")
+	clk.jump(20 * time.Second)
+	r.expect(t, UDP, q("a.test", dns.TypeA), "NOERROR ra an: a.test. 40 IN A 192.0.2.1")
+	clk.jump(-time.Hour)
+	r.expect(t, UDP, q("a.test", dns.TypeA), "NOERROR ra an: a.test. 60 IN A 192.0.2.1")
+	clk.jump(12 * time.Hour)
+	r.expect(t, UDP, q("a.test", dns.TypeA), "NOERROR ra an: a.test. 60 IN A 192.0.2.2")
+}
+
 // SERVFAIL comes within two seconds, and is remembered for one.
 func TestUpstreamsDead(t *testing.T) {
 	silent := serve(t)

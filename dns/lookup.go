@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"culvert.dev/internal/wallclock"
 	"culvert.dev/tunnel"
 )
 
@@ -159,7 +160,7 @@ func (r *Resolver) fromCache(ctx context.Context, conf *config, name string) ([]
 			e = r.insert(name, now)
 		}
 		switch {
-		case now.Before(e.expires):
+		case !wallclock.Passed(now, e.expires):
 			defer r.mu.Unlock()
 			return e.addrs, e.expires, e.err
 		case e.flight == nil:

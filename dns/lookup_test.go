@@ -62,6 +62,33 @@ func TestTTL(t *testing.T) {
 	}
 }
 
+// After the machine was suspended, what was resolved before is asked for again, as it may be
+// in another network now. Where no server answers it holds on. A clock that is set back
+// keeps nothing for longer.
+func TestSuspended(t *testing.T) {
+	s := serve(t, "a.test. 60 IN A 192.0.2.1", "a.test. 60 IN AAAA 2001:db8::1")
+	r, c := resolver(t, s.addr)
+	expect(t, r, "a.test", "192.0.2.1 2001:db8::1")
+	s.set(t, "a.test. 60 IN A 10.0.0.1")
+	c.jump(59 * time.Second)
+	expect(t, r, "a.test", "192.0.2.1 2001:db8::1")
+	c.jump(time.Second)
+	expect(t, r, "a.test", "10.0.0.1")
+	c.jump(-12 * time.Hour)
+	expect(t, r, "a.test", "10.0.0.1")
+	s.set(t, "a.test. 60 IN A 10.0.0.2")
+	c.add(time.Minute)
+	expect(t, r, "a.test", "10.0.0.2")
+	s.do(func(w dns.ResponseWriter, q *dns.Msg) bool {
+		m := new(dns.Msg)
+		m.SetRcode(q, dns.RcodeServerFailure)
+		_ = w.WriteMsg(m)
+		return true
+	})
+	c.jump(12 * time.Hour)
+	expect(t, r, "a.test", "10.0.0.2")
+}
+
 // The shortest TTL of a chain and of both families counts.
 func TestShortestTTL(t *testing.T) {
 	s := serve(t, "a.test. 5 IN CNAME b.test.", "b.test. 60 IN A 192.0.2.1", "c.test. 60 IN A 192.0.2.1", "c.test. 7 IN AAAA 2001:db8::1")

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"culvert.dev/internal/testnet"
 	"github.com/miekg/dns"
 )
 
@@ -147,6 +148,13 @@ func (c *clock) add(d time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.now = c.now.Add(d)
+}
+
+// jump moves the wall clock alone.
+func (c *clock) jump(d time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.now = testnet.JumpClock(c.now, d)
 }
 
 func resolver(t *testing.T, servers ...string) (*Resolver, *clock) {

@@ -114,6 +114,8 @@ type Manager struct {
 	searchAt time.Time  // not before
 	retry    time.Duration
 	heard    announcements
+
+	now func() time.Time // for tests; nil means time.Now
 }
 
 // A mapping is a port and what has become of it.
@@ -189,6 +191,13 @@ func (m *Manager) Run(ctx context.Context) error {
 	}
 }
 
+func (m *Manager) clock() time.Time {
+	if m.now != nil {
+		return m.now()
+	}
+	return time.Now()
+}
+
 // safeStep is step, again after a while if it panics.
 func (m *Manager) safeStep(ctx context.Context) (wait time.Duration) {
 	defer m.recovered()
@@ -229,7 +238,7 @@ func (m *Manager) step(ctx context.Context) time.Duration {
 		defer m.recovered()
 		seen <- m.askSTUN(ctx, s.STUN)
 	}()
-	if len(m.clients) == 0 && !time.Now().Before(m.searchAt) {
+	if len(m.clients) == 0 && !m.clock().Before(m.searchAt) {
 		m.search(ctx, s)
 	}
 	m.poll(ctx)
@@ -354,7 +363,7 @@ func (m *Manager) search(ctx context.Context, s *Settings) {
 	m.silent = map[Client]int{}
 	if len(m.clients) == 0 {
 		m.retry = min(max(2*m.retry, pollInterval), maxSearch)
-		m.searchAt = time.Now().Add(m.retry)
+		m.searchAt = m.clock().Add(m.retry)
 		return
 	}
 	m.retry = 0
@@ -370,7 +379,7 @@ func (m *Manager) recovered() {
 
 // next returns after how long there is more to do.
 func (m *Manager) next() time.Duration {
-	now, wait := time.Now(), pollInterval
+	now, wait := m.clock(), pollInterval
 	for _, p := range m.mappings {
 		if len(m.clients) > 0 {
 			wait = min(wait, p.due.Sub(now))

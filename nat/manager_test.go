@@ -11,6 +11,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"culvert.dev/internal/testnet"
 )
 
 var https = Port{Name: ":443", Network: "tcp", Internal: 443}
@@ -119,6 +121,28 @@ func TestManagerMaps(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A mapping is renewed soon after the machine was suspended, as the router goes on counting.
+func TestManagerAfterSuspension(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		var clock testnet.Clock
+		r := newRouter(t)
+		r.pcp, r.pmp = false, true
+		s := startSite(t, r, tcpSettings(), func(m *Manager) { m.now = clock.Now })
+		if got, _ := s.after(5 * time.Second); got.State != Verified {
+			t.Fatalf("the mapping is %+v", got)
+		}
+		before := r.count("nat-pmp map")
+		clock.Jump(12 * time.Hour)
+		if got, _ := s.after(2 * time.Minute); got.State != Verified || r.count("nat-pmp map") != before+1 {
+			t.Errorf("%d requests after twelve hours of sleep, want one; %+v", r.count("nat-pmp map")-before, got)
+		}
+		clock.Jump(-24 * time.Hour)
+		if got, _ := s.after(2 * time.Hour); got.State != Verified || r.count("nat-pmp map") < before+2 {
+			t.Errorf("no request after the clock was set back; %+v", got)
+		}
+	})
 }
 
 // Faults of routers, and what becomes of the mapping.

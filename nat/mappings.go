@@ -10,6 +10,8 @@ import (
 	"net/netip"
 	"slices"
 	"time"
+
+	"culvert.dev/internal/wallclock"
 )
 
 // client returns a Client of the router, nil where there is none of the protocol.
@@ -93,12 +95,13 @@ func (m *Manager) request(p *mapping, lifetime time.Duration) Request {
 
 // keep asks for p, if that is due.
 func (m *Manager) keep(ctx context.Context, p *mapping, s *Settings) {
-	now := time.Now()
+	now := m.clock()
 	if p.client != nil && !p.expires.IsZero() && !now.Before(p.expires) {
 		m.Log.Warn("port mapping expired", "listener", p.Name, "external", p.external, "error", p.err)
 		p.client, p.verified = nil, false
 	}
-	if now.Before(p.due) || len(m.clients) == 0 {
+	// By both clocks: the router goes on counting while this machine is suspended.
+	if !wallclock.Passed(now, p.due) || len(m.clients) == 0 {
 		return
 	}
 	lifetime := s.Lifetime
@@ -128,7 +131,7 @@ func (m *Manager) keep(ctx context.Context, p *mapping, s *Settings) {
 			p.retry = max(p.retry, min(refusal.For, maxRetry))
 		}
 	}
-	p.due = time.Now().Add(p.retry)
+	p.due = m.clock().Add(p.retry)
 	m.Log.Warn("cannot map a port; trying again", "listener", p.Name, "network", p.Network, "port", p.Internal, "error", p.err, "retry_in", p.retry)
 }
 
@@ -148,7 +151,7 @@ func (m *Manager) ask(ctx context.Context, c Client, r Request) (grant Grant, er
 
 // granted takes in what c has granted for p.
 func (m *Manager) granted(p *mapping, c Client, grant Grant) {
-	now := time.Now()
+	now := m.clock()
 	was, wasBy := p.external, p.client
 	external := grant.External
 	switch {

@@ -72,7 +72,7 @@ func (m *Manager) verify(ctx context.Context) (asked bool) {
 		if again && !p.verified {
 			p.verifyAt = time.Time{}
 		}
-		if m.Verify == nil || !public.IsValid() || time.Now().Before(p.verifyAt) {
+		if m.Verify == nil || !public.IsValid() || m.clock().Before(p.verifyAt) {
 			continue
 		}
 		asked = true
@@ -87,12 +87,12 @@ func (m *Manager) verify(ctx context.Context) (asked bool) {
 			if !p.verified {
 				m.Log.Info("mapped port verified from outside", "listener", p.Name, "external", public)
 			}
-			p.verified, p.unverified, p.verifyAt = true, 0, time.Now().Add(verifyInterval)
+			p.verified, p.unverified, p.verifyAt = true, 0, m.clock().Add(verifyInterval)
 			continue
 		}
 		p.unverified++
-		p.verifyAt = time.Now().Add(min(pollInterval<<min(p.unverified-1, 5), verifyInterval))
-		m.Log.Warn("mapped port not verified from outside; trying again", "listener", p.Name, "external", public, "error", err, "retry_in", time.Until(p.verifyAt))
+		p.verifyAt = m.clock().Add(min(pollInterval<<min(p.unverified-1, 5), verifyInterval))
+		m.Log.Warn("mapped port not verified from outside; trying again", "listener", p.Name, "external", public, "error", err, "retry_in", p.verifyAt.Sub(m.clock()))
 		if p.unverified >= maxUnverified {
 			p.verified = false
 		}

@@ -5,6 +5,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"culvert.dev/connect/internal/mux"
 	"culvert.dev/tunnel"
 )
 
@@ -22,7 +23,7 @@ type conn struct {
 	account tunnel.BufferAccount
 	arrived atomic.Int64 // bytes
 	left    atomic.Int64 // bytes that were sent
-	last    atomic.Int64 // when some last came, UnixNano
+	last    atomic.Int64 // when some last came, of mux.Clock
 	letIn   atomic.Bool  // the client has shown its key
 	failed  atomic.Bool  // a read has failed: nothing comes any more
 	asked   atomic.Bool  // for a sign of life
@@ -47,7 +48,7 @@ func (c *conn) Read(p []byte) (n int, err error) {
 		}
 	}
 	if n, err = c.c.Read(p); n > 0 {
-		c.last.Store(time.Now().UnixNano())
+		c.last.Store(mux.Clock())
 		arrived := c.arrived.Add(int64(n))
 		if !c.letIn.Load() {
 			if arrived > maxBeforeLogin {

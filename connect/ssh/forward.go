@@ -13,6 +13,7 @@ import (
 	"golang.org/x/crypto/ssh"
 
 	"culvert.dev/connect"
+	"culvert.dev/connect/internal/mux"
 	"culvert.dev/identity/sshkeys"
 	"culvert.dev/reverse"
 	"culvert.dev/tunnel"
@@ -66,7 +67,7 @@ type served struct {
 	killed  atomic.Pointer[tunnel.Reason]
 	open    atomic.Int64 // channels, and those that are being opened
 	in, out atomic.Int64 // bytes from and to the client
-	moved   atomic.Int64 // when some last were, UnixNano
+	moved   atomic.Int64 // when some last were, of mux.Clock
 
 	mu       sync.Mutex          // guards what follows
 	attached *reverse.Attachment // nil before the first name
@@ -363,7 +364,7 @@ func (*served) Security() tunnel.Security { return tunnel.Mutual }
 
 // Progress implements tunnel.Carrier.
 func (v *served) Progress() (in, out int64, moved time.Time) {
-	return v.in.Load(), v.out.Load(), time.Unix(0, v.moved.Load())
+	return v.in.Load(), v.out.Load(), time.Now().Add(-time.Duration(mux.Clock() - v.moved.Load()))
 }
 
 // Kill implements tunnel.Carrier.

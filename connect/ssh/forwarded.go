@@ -4,10 +4,10 @@ import (
 	"context"
 	"errors"
 	"net"
-	"time"
 
 	"golang.org/x/crypto/ssh"
 
+	"culvert.dev/connect/internal/mux"
 	"culvert.dev/reverse"
 	"culvert.dev/tunnel"
 )
@@ -134,7 +134,7 @@ func (st *forwardedStream) Read(b []byte) (int, error) {
 	n, err := st.stream.Read(b)
 	if n > 0 {
 		st.v.in.Add(int64(n))
-		st.v.moved.Store(time.Now().UnixNano())
+		st.v.moved.Store(mux.Clock())
 	}
 	return n, err
 }
@@ -144,7 +144,7 @@ func (st *forwardedStream) Write(b []byte) (int, error) {
 	n, err := st.stream.Write(b)
 	if n > 0 {
 		st.v.out.Add(int64(n))
-		st.v.moved.Store(time.Now().UnixNano())
+		st.v.moved.Store(mux.Clock())
 	}
 	return n, err
 }

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/crypto/ssh"
 
+	"culvert.dev/connect/internal/mux"
 	"culvert.dev/identity/sshkeys"
 	"culvert.dev/reverse"
 	"culvert.dev/tunnel"
@@ -245,7 +246,7 @@ func newConn(ctx context.Context, c *tunnel.Conn, s *session) *conn {
 	if source := c.NewRequest(Name).Source; source.IsValid() {
 		cn.remote = net.TCPAddrFromAddrPort(source)
 	}
-	cn.last.Store(time.Now().UnixNano())
+	cn.last.Store(mux.Clock())
 	return cn
 }
 

@@ -391,7 +391,7 @@ func (s *session) hurry() {
 func (s *session) checkAlive() {
 	s.served.recheck()
 	ask, dead := s.quiet()
-	quiet := time.Duration(time.Now().UnixNano() - s.conn.last.Load())
+	quiet := time.Duration(mux.Clock() - s.conn.last.Load())
 	s.mu.Lock()
 	switch {
 	case quiet < ask:

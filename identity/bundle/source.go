@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"culvert.dev/identity"
+	"culvert.dev/internal/wallclock"
 )
 
 // How often an endpoint is asked.
@@ -170,10 +171,8 @@ func (p *poll) run(ctx context.Context) {
 		}
 		pause = pause*9/10 + rand.N(pause/5+1) // so that gateways do not ask all at once
 		p.report(err, pause)
-		select {
-		case <-ctx.Done():
+		if wallclock.Wait(ctx, time.Now, pause) != nil {
 			return
-		case <-time.After(pause):
 		}
 	}
 }

@@ -13,6 +13,7 @@ import (
 
 	"culvert.dev/identity"
 	"culvert.dev/internal/invitation"
+	"culvert.dev/internal/wallclock"
 	"culvert.dev/registry/alloc"
 	"culvert.dev/tunnel"
 )
@@ -34,8 +35,17 @@ type Renewer struct {
 	Dialer tunnel.Dialer // connects to the gateway
 	Log    *slog.Logger  // nil discards
 
+	now func() time.Time // for tests; nil means time.Now
+
 	mu     sync.Mutex // guards status
 	status RenewalStatus
+}
+
+func (r *Renewer) clock() time.Time {
+	if r.now != nil {
+		return r.now()
+	}
+	return time.Now()
 }
 
 // A RenewalStatus says how the certificate of a device is.
@@ -82,10 +92,8 @@ func renewAt(c *x509.Certificate) time.Time {
 func (r *Renewer) Run(ctx context.Context) error {
 	retry, wait := time.Duration(0), time.Duration(0)
 	for {
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-time.After(wait):
+		if err := wallclock.Wait(ctx, r.clock, wait); err != nil {
+			return err
 		}
 		due, err := r.once(ctx)
 		if ctx.Err() != nil {
@@ -94,10 +102,14 @@ func (r *Renewer) Run(ctx context.Context) error {
 		r.note(err)
 		switch {
 		case err == nil:
-			retry, wait = 0, max(min(time.Until(due.Round(0)), lookAgain), 0)
+			retry, wait = 0, max(min(due.Round(0).Sub(r.clock()), lookAgain), 0)
 			continue
 		case errors.Is(err, errTaken):
 			retry = lastRetry
+		}
+		if ahead, ok := errors.AsType[*aheadError](err); ok {
+			retry, wait = 0, ahead.wait
+			continue
 		}
 		retry = min(max(2*retry, firstRetry), lastRetry)
 		wait = retry
@@ -123,7 +135,7 @@ func (r *Renewer) note(err error) {
 	case s.Problem == was:
 	case err == nil:
 		r.log().Info("the certificate of this device is renewed again", "device", s.Device, "expires", s.Expires)
-	case !s.Expires.IsZero() && time.Now().After(s.Expires):
+	case !s.Expires.IsZero() && r.clock().After(s.Expires):
 		r.log().Error("the certificate of this device has expired and can't be renewed; trying again", "device", s.Device, "expires", s.Expires, "error", s.Problem)
 	default:
 		r.log().Warn("the certificate of this device can't be renewed; trying again", "device", s.Device, "expires", s.Expires, "error", s.Problem)
@@ -141,12 +153,12 @@ func (r *Renewer) once(ctx context.Context) (due time.Time, err error) {
 	if err != nil {
 		return time.Time{}, err
 	}
-	if due = renewAt(leaf); time.Now().Before(due) {
+	if due = renewAt(leaf); r.clock().Before(due) {
 		return due, nil
 	}
 	lock, err := alloc.Lock(filepath.Join(r.Dir, membershipFile), "identity of this device")
 	if errors.Is(err, alloc.ErrHeld) { // another process renews it
-		return time.Now().Add(firstRetry), nil
+		return r.clock().Add(firstRetry), nil
 	}
 	if err != nil {
 		return time.Time{}, err
@@ -156,10 +168,10 @@ func (r *Renewer) once(ctx context.Context) (due time.Time, err error) {
 	if err != nil {
 		return time.Time{}, err
 	}
-	if due = renewAt(leaf); time.Now().Before(due) {
+	if due = renewAt(leaf); r.clock().Before(due) {
 		return due, nil
 	}
-	if now := time.Now(); now.After(leaf.NotAfter) {
+	if now := r.clock(); now.After(leaf.NotAfter) {
 		return time.Time{}, fmt.Errorf("it has expired at %s, and a certificate is renewed by the one before: join again with a new token, or see whether the clock is right", leaf.NotAfter.UTC().Format(time.RFC3339))
 	}
 	if err := r.renew(ctx, m); err != nil {
@@ -169,7 +181,21 @@ func (r *Renewer) once(ctx context.Context) (due time.Time, err error) {
 		return time.Time{}, err
 	}
 	r.log().Info("renewed the certificate of this device", "device", m.Name, "expires", leaf.NotAfter)
-	return renewAt(leaf), nil
+	if due = renewAt(leaf); !r.clock().Before(due) {
+		return time.Time{}, &aheadError{due: due, wait: leaf.NotAfter.Sub(leaf.NotBefore) / 6}
+	}
+	return due, nil
+}
+
+// An aheadError is why a certificate that is new should be renewed at once. It would be so for
+// ever, and the gateway signs a few certificates for each device, so the next one has to wait.
+type aheadError struct {
+	due  time.Time
+	wait time.Duration
+}
+
+func (e *aheadError) Error() string {
+	return fmt.Sprintf("the certificate is new, and was to be renewed again by %s: the clock of this device is ahead of the gateway's; set it", e.due.UTC().Format(time.RFC3339))
 }
 
 // look reads the files, and notes what they have.

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"culvert.dev/internal/testca"
+	"culvert.dev/internal/testnet"
 )
 
 // A pipeDialer leads to a gateway, or nowhere.
@@ -99,6 +100,59 @@ func TestRenewalWithoutNetwork(t *testing.T) {
 		}
 		if s := at(82 * time.Hour); s.Problem != "" || s.Expires.Before(begin.Add(100*time.Hour)) {
 			t.Errorf("after joining again: %+v", s)
+		}
+		cancel()
+		running.Wait()
+		d.all.Wait()
+	})
+}
+
+// A device that slept when its certificate was to be renewed renews it within a minute, though
+// the timer stood still. One with a clock that is ahead does not ask for one after another.
+func TestRenewalAfterSuspension(t *testing.T) {
+	folder := filepath.Join(t.TempDir(), "state")
+	state := t.TempDir()
+	synctest.Test(t, func(t *testing.T) {
+		ca, err := testca.New("corp.example", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		g := &testGateway{ca: ca, folder: state, lifetime: 24 * time.Hour, addr: "gw.example:443"}
+		if g.pair, err = ca.Issue(testca.Options{SPIFFEID: "spiffe://corp.example/gw", TTL: 1000 * time.Hour}); err != nil {
+			t.Fatal(err)
+		}
+		g.start(t)
+		d := &pipeDialer{g: g}
+		d.up.Store(true)
+		if _, err := Join(t.Context(), d, g.invite(t, "cam"), "", folder, false); err != nil {
+			t.Fatal(err)
+		}
+		begin := time.Now()
+		var clock testnet.Clock // of the device
+		r := &Renewer{Dir: folder, Dialer: d, now: clock.Now}
+		ctx, cancel := context.WithCancel(t.Context())
+		var running sync.WaitGroup
+		running.Go(func() { _ = r.Run(ctx) })
+		at := func(after time.Duration) RenewalStatus {
+			time.Sleep(time.Until(begin.Add(after)))
+			synctest.Wait()
+			return r.Status()
+		}
+		d.dialed.Store(0)
+		if s := at(3 * time.Hour); s.Problem != "" || d.dialed.Load() != 0 {
+			t.Errorf("before half of its life: %+v, %d connections", s, d.dialed.Load())
+		}
+		clock.Jump(11 * time.Hour)
+		if s := at(3*time.Hour + time.Minute); s.Problem != "" || d.dialed.Load() != 1 || s.Expires.Before(begin.Add(26*time.Hour)) {
+			t.Errorf("a minute after eleven hours of sleep: %+v, %d connections", s, d.dialed.Load())
+		}
+		clock.Jump(7 * time.Hour) // which the gateway's has not
+		if s := at(5 * time.Hour); !strings.Contains(s.Problem, "the clock of this device is ahead") || d.dialed.Load() != 2 {
+			t.Errorf("with a clock that is wrong: %+v, %d connections", s, d.dialed.Load())
+		}
+		clock.Jump(-18 * time.Hour)
+		if s := at(8 * time.Hour); s.Problem != "" || d.dialed.Load() != 2 {
+			t.Errorf("after the clock was set back: %+v, %d connections", s, d.dialed.Load())
 		}
 		cancel()
 		running.Wait()

@@ -405,12 +405,13 @@ func TestTimesAreMonotonic(t *testing.T) {
 		"internal/gateway/certificates.go UTC":     "likewise, in the log",
 		"internal/admin/handler.go Truncate":       "when a line of the log is written, to be shown",
 		"internal/gateway/assignments.go UTC":      "likewise",
-		"registry/alloc/alloc.go UTC":              "likewise",
+		"reverse/groups.go UnixMilli":              "since when an owner has a name, which replicas compare",
+		"registry/alloc/alloc.go UTC":              "since when a service has its port or address, kept on disk for days",
 		"registry/alloc/file.go UTC":               "likewise",
 	}
 	strips := map[string]bool{"Unix": true, "UnixNano": true, "UnixMilli": true, "UnixMicro": true, "Truncate": true, "UTC": true, "Local": true, "In": true, "AddDate": true}
 	used := map[string]bool{}
-	for _, folder := range []string{"tunnel", "tunnel/internal/poll", "tunnel/internal/relay", "sni", "connect", "connect/internal/mux", "connect/h2", "connect/h3", "connect/hbone", "connect/proxyproto", "connect/socks5", "connect/ws",
+	for _, folder := range []string{"tunnel", "tunnel/internal/poll", "tunnel/internal/relay", "sni", "connect", "connect/internal/mux", "connect/h2", "connect/h3", "connect/hbone", "connect/proxyproto", "connect/socks5", "connect/ssh", "connect/ws", "reverse", "nat",
 		"internal/termination", "internal/udp", "registry", "registry/checks", "registry/file", "internal/filewatch", "registry/alloc", "internal/gateway", "internal/gateway/inbound", "internal/gateway/upstream", "internal/admin", "internal/metrics", "dns"} {
 		files, err := filepath.Glob(filepath.Join("../..", folder, "*.go"))
 		if err != nil || len(files) == 0 {
