@@ -190,7 +190,7 @@ func (im *importer) join(out *registry.Service, s *Service) {
 			return
 		}
 	}
-	out.ID, out.Exported = id, true
+	out.ID, out.Exported, out.Headless = id, true, s.Headless
 	out.Names = slices.DeleteFunc(out.Names, func(p tunnel.Pattern) bool { return p == tunnel.Pattern{Suffix: set} })
 	if len(out.Names) == 0 {
 		out.Names = []tunnel.Pattern{{Suffix: full}}

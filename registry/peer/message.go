@@ -99,6 +99,10 @@ type Service struct {
 	Service   string `json:"service,omitempty"`
 	Namespace string `json:"namespace,omitempty"`
 	Cluster   string `json:"cluster,omitempty"`
+
+	// Headless says that a service of the cluster set has no address of its own, and is no
+	// part of one that has.
+	Headless bool `json:"headless,omitempty"`
 }
 
 // A NamedPort is one of a Service's ports.

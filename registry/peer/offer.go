@@ -164,6 +164,7 @@ func describe(t *registry.Table, site, key string, own uint16, s *registry.Servi
 	}
 	if s.Exported {
 		out.Service, out.Namespace, out.Cluster = s.ID.Service, s.ID.Namespace, s.ID.Cluster
+		out.Headless = s.Headless
 	}
 	return out
 }

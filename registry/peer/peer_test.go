@@ -377,6 +377,22 @@ func TestLyingPeer(t *testing.T) {
 	}
 }
 
+// A service of the cluster set has its kind at the other side, too, as a ServiceImport has.
+func TestKindOfServicesInTheClusterSet(t *testing.T) {
+	im := &importer{Config: &Config{Name: "west", Zones: patterns("*.svc.clusterset.local", "*.svc.west.mesh.internal")}}
+	for _, headless := range []bool{false, true} {
+		own := &registry.Service{Name: "db", ID: registry.ID{Service: "db", Namespace: "shop", Cluster: "west"}, Exported: true, Exposed: true, Headless: headless}
+		table, err := registry.Merge(registry.Snapshot{Services: []*registry.Service{own}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, leftOut := im.service(describe(table, "west", "db", 0, own), "west")
+		if got == nil || !got.Exported || got.Headless != headless || leftOut != "" {
+			t.Errorf("headless %v: the other side has %+v, left out %q", headless, got, leftOut)
+		}
+	}
+}
+
 // Gateways that a peer names are none of this machine and of no metadata service.
 func TestGatewaysOfPeers(t *testing.T) {
 	for _, c := range []struct {
