@@ -3,6 +3,7 @@ package capture
 import (
 	"container/list"
 	"encoding/binary"
+	"hash/fnv"
 	"net/netip"
 	"sync"
 
@@ -16,8 +17,8 @@ var (
 	namesRange6 = netip.MustParsePrefix("fd63:7600:6e61:6d65::/96")
 )
 
-// maxNames is how many names have an address at once. The one that was not used for the longest
-// time loses its own.
+// maxNames is how many names have an address at once, half of the addresses of the smaller
+// range. The one that was not used for the longest time loses its own.
 const maxNames = 1 << 16
 
 // Names gives addresses to names that are asked for, so that a captured connection to one has
@@ -37,7 +38,10 @@ type namedAddr struct {
 // NameRanges returns the ranges that addresses of Names are from.
 func NameRanges() []netip.Prefix { return []netip.Prefix{namesRange4, namesRange6} }
 
-// Addrs returns the addresses of a name, the same for as long as it is used.
+// Addrs returns the addresses of a name, the same for as long as it is used. They are found by
+// the name, so that a program that has one still has that name's after a restart of the agent:
+// another name gets it only where that is asked for first and would have had the same, or one
+// just before.
 func (n *Names) Addrs(name tunnel.Name) (v4, v6 netip.Addr) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -48,12 +52,12 @@ func (n *Names) Addrs(name tunnel.Name) (v4, v6 netip.Addr) {
 	if ok {
 		n.used.MoveToFront(e)
 	} else {
-		number := uint32(n.used.Len()) + 1 // the first address is that of the range
 		if n.used.Len() >= maxNames {
 			oldest := n.used.Remove(n.used.Back()).(namedAddr)
 			delete(n.byName, oldest.name)
-			number = oldest.number
+			delete(n.byAddr, oldest.number)
 		}
+		number := n.free(name)
 		e = n.used.PushFront(namedAddr{name, number})
 		n.byName[name], n.byAddr[number] = e, e
 	}
@@ -62,6 +66,19 @@ func (n *Names) Addrs(name tunnel.Name) (v4, v6 netip.Addr) {
 	binary.BigEndian.PutUint32(a4[:], binary.BigEndian.Uint32(a4[:])+number)
 	binary.BigEndian.PutUint32(a6[12:], number)
 	return netip.AddrFrom4(a4), netip.AddrFrom16(a6)
+}
+
+// free returns the number of an address for name that no name has: the first from its hash on.
+// The first and the last one of the range are nobody's. The caller holds mu.
+func (n *Names) free(name tunnel.Name) uint32 {
+	const count = 1<<(32-15) - 2 // of namesRange4
+	h := fnv.New32a()
+	_, _ = h.Write([]byte(name.String()))
+	for i := h.Sum32() % count; ; i = (i + 1) % count {
+		if _, taken := n.byAddr[i+1]; !taken {
+			return i + 1
+		}
+	}
 }
 
 // Name returns the name that has an address. It is false with a zero Name for an address of

@@ -3,6 +3,7 @@ package capture
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"testing"
 
 	"culvert.dev/tunnel"
@@ -42,11 +43,12 @@ func TestNames(t *testing.T) {
 	}
 	_, _ = n.Addrs(name(0))
 	_, _ = n.Addrs(name(1))
-	if got, _ := n.Addrs(name(maxNames)); got != lost {
-		t.Errorf("a new name has %s, want %s, that of the name that was not used for the longest time", got, lost)
+	newest, _ := n.Addrs(name(maxNames))
+	if got, mine := n.Name(newest); got != name(maxNames) || !mine {
+		t.Errorf("%s has the name %q, %v", newest, got, mine)
 	}
-	if got, mine := n.Name(lost); got != name(maxNames) || !mine {
-		t.Errorf("%s has the name %q, %v", lost, got, mine)
+	if got, mine := n.Name(lost); !mine || lost != newest && !got.IsZero() {
+		t.Errorf("%s has the name %q, %v; it was not used for the longest time", lost, got, mine)
 	}
 	for _, a := range []string{"10.0.0.1", "198.20.0.0", "fd00::1", "::1"} {
 		if got, mine := n.Name(netip.MustParseAddr(a)); !got.IsZero() || mine {
@@ -64,5 +66,24 @@ func TestNames(t *testing.T) {
 	req = &tunnel.Request{Addr: netip.MustParseAddr("10.0.0.1")}
 	if err := n.Resolve(req); err != nil || req.Addr.String() != "10.0.0.1" {
 		t.Errorf("another address: %s, %v", req.Addr, err)
+	}
+}
+
+// A program that has the address of a name from before a restart gets no other one.
+func TestNamesKeepTheirAddresses(t *testing.T) {
+	var before, after Names
+	names := make([]tunnel.Name, 100)
+	for i := range names {
+		names[i], _ = tunnel.ParseName(fmt.Sprintf("s%d.example", i))
+		_, _ = before.Addrs(names[i])
+	}
+	for _, name := range slices.Backward(names) {
+		_, _ = after.Addrs(name)
+	}
+	for _, name := range names {
+		was4, was6 := before.Addrs(name)
+		if is4, is6 := after.Addrs(name); is4 != was4 || is6 != was6 {
+			t.Errorf("%s: %s and %s before, %s and %s after", name, was4, was6, is4, is6)
+		}
 	}
 }
