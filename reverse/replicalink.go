@@ -170,6 +170,7 @@ type replicaLink struct {
 	replicas  *Replicas
 	config    *ReplicaConfig
 	address   string
+	name      string           // of ReplicaConfig.To, that has the address; "" for none
 	transport tunnel.Transport // set by keep before the first stream
 
 	mu         sync.Mutex // guards what follows
@@ -249,7 +250,7 @@ func (l *replicaLink) run(ctx context.Context, failures *int) (err error) {
 		}
 	}()
 	if l.transport == nil {
-		t, err := l.replicas.NewTransport(l.config, l.address)
+		t, err := l.replicas.NewTransport(l.config, l.address, l.name)
 		if err != nil {
 			return err
 		}

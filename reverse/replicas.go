@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"net/netip"
 	"reflect"
@@ -47,8 +48,9 @@ type Replicas struct {
 	// Lookup finds the addresses of a name, again every few seconds. Nil means that it has none.
 	Lookup func(ctx context.Context, host string) ([]netip.Addr, error)
 
-	// NewTransport returns the transport to the replica at an address.
-	NewTransport func(c *ReplicaConfig, address string) (tunnel.Transport, error)
+	// NewTransport returns the transport to the replica at an address. name is the host of
+	// ReplicaConfig.To that has the address; "" where To has the address itself.
+	NewTransport func(c *ReplicaConfig, address, name string) (tunnel.Transport, error)
 
 	// Log receives which replicas come and go. Nil discards it.
 	Log *slog.Logger
@@ -177,11 +179,11 @@ func (r *Replicas) follow(ctx context.Context, c *ReplicaConfig) {
 	defer working.Wait()
 	for {
 		addrs, complete := r.addresses(ctx, c)
-		for _, at := range addrs {
+		for _, at := range slices.Sorted(maps.Keys(addrs)) {
 			if running[at] != nil || len(running) >= maxReplicas {
 				continue
 			}
-			l := &replicaLink{replicas: r, config: c, address: at, since: time.Now()}
+			l := &replicaLink{replicas: r, config: c, address: at, name: addrs[at], since: time.Now()}
 			linking, stop := context.WithCancel(ctx)
 			running[at] = stop
 			r.mu.Lock()
@@ -194,7 +196,7 @@ func (r *Replicas) follow(ctx context.Context, c *ReplicaConfig) {
 			})
 		}
 		for at, stop := range running {
-			if complete && !slices.Contains(addrs, at) {
+			if _, still := addrs[at]; complete && !still {
 				stop()
 				delete(running, at)
 			}
@@ -214,17 +216,18 @@ func (r *Replicas) remove(l *replicaLink) {
 	r.links = slices.DeleteFunc(r.links, func(o *replicaLink) bool { return o == l })
 }
 
-// addresses returns where replicas may be. It is not complete where a name could not be looked
-// up.
-func (r *Replicas) addresses(ctx context.Context, c *ReplicaConfig) (all []string, complete bool) {
-	complete = true
+// addresses returns where replicas may be, with the name that has each address, "" for none. It
+// is not complete where a name could not be looked up.
+func (r *Replicas) addresses(ctx context.Context, c *ReplicaConfig) (all map[string]string, complete bool) {
+	all, complete = map[string]string{}, true
+	add := func(at, name string) { all[at] = cmp.Or(all[at], name) }
 	for _, to := range c.To {
 		host, port, err := net.SplitHostPort(to)
 		if err != nil {
 			continue
 		}
 		if _, err := netip.ParseAddr(host); err == nil {
-			all = append(all, to)
+			add(to, "")
 			continue
 		}
 		if r.Lookup == nil {
@@ -244,11 +247,10 @@ func (r *Replicas) addresses(ctx context.Context, c *ReplicaConfig) (all []strin
 				r.log().Debug("address of a replica is left out", "host", host, "address", a.String(), "reason", why)
 				continue
 			}
-			all = append(all, net.JoinHostPort(a.Unmap().String(), port))
+			add(net.JoinHostPort(a.Unmap().String(), port), host)
 		}
 	}
-	slices.Sort(all)
-	return slices.Compact(all), complete
+	return all, complete
 }
 
 // Drain tells the other replicas that this one is about to stop: they pass requests on to

@@ -3,6 +3,7 @@ package reverse
 import (
 	"context"
 	"errors"
+	"maps"
 	"net"
 	"net/netip"
 	"slices"
@@ -37,7 +38,7 @@ func newTestReplicas(t *testing.T, n int) []*testReplica {
 		c.To = append(c.To, netip.AddrPortFrom(netip.AddrFrom4([4]byte{192, 0, 2, byte(i)}), 443).String())
 	}
 	for _, r := range all {
-		r.replicas = &Replicas{Server: r.Server, NewTransport: func(_ *ReplicaConfig, address string) (tunnel.Transport, error) {
+		r.replicas = &Replicas{Server: r.Server, NewTransport: func(_ *ReplicaConfig, address, _ string) (tunnel.Transport, error) {
 			return &toReplica{from: r, testReplica: all[slices.Index(c.To, address)]}, nil
 		}}
 		r.groups.PassedOn = r.replicas.PassedOn
@@ -358,5 +359,23 @@ func TestReplicasAreStrict(t *testing.T) {
 	stranger.TLS, stranger.StatedSource = &tunnel.EndedTLS{Peer: stranger.Peer}, client
 	if r.Restore(stranger); stranger.Source == client || stranger.Peer.Method == "" || stranger.DeferIdentity || stranger.PassedOn || r.PassedOn(stranger) {
 		t.Errorf("a request of a stranger is taken for one of a replica: %+v", stranger)
+	}
+}
+
+// The transport to a replica is told which name its address has.
+func TestNamesOfReplicaAddresses(t *testing.T) {
+	r := &Replicas{Lookup: func(_ context.Context, host string) ([]netip.Addr, error) {
+		if host != "gateways.example" {
+			return nil, errors.New("there is no such name")
+		}
+		return []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("::ffff:192.0.2.2"), netip.MustParseAddr("127.0.0.1")}, nil
+	}}
+	got, complete := r.addresses(t.Context(), &ReplicaConfig{To: []string{"192.0.2.1:443", "192.0.2.9:443", "gateways.example:443", "192.0.2.2:443", "[2001:db8::1]:8443"}})
+	want := map[string]string{"192.0.2.1:443": "gateways.example", "192.0.2.2:443": "gateways.example", "192.0.2.9:443": "", "[2001:db8::1]:8443": ""}
+	if !complete || !maps.Equal(got, want) {
+		t.Errorf("addresses are %v, complete %v; want %v", got, complete, want)
+	}
+	if _, complete := r.addresses(t.Context(), &ReplicaConfig{To: []string{"gone.example:443"}}); complete {
+		t.Error("addresses are complete without those of a name")
 	}
 }

@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"cmp"
 	"errors"
 
 	"culvert.dev/internal/gateway/upstream"
@@ -38,8 +39,9 @@ func (g *Gateway) newReplicas(direct *tunnel.NetDialer, budget *tunnel.Budget) {
 	g.replicas.Use(g.cfg.Replicas.config())
 }
 
-// replicaTransport returns the transport to the replica at an address.
-func (g *Gateway) replicaTransport(c *reverse.ReplicaConfig, address string) (tunnel.Transport, error) {
+// replicaTransport returns the transport to the replica at an address. The ClientHello asks for
+// name where no other name is configured; hbone sends none.
+func (g *Gateway) replicaTransport(c *reverse.ReplicaConfig, address, name string) (tunnel.Transport, error) {
 	hop, ok := c.Hop.(registry.Hop)
 	if !ok {
 		return nil, errors.New("gateway: replicas are not configured")
@@ -47,6 +49,9 @@ func (g *Gateway) replicaTransport(c *reverse.ReplicaConfig, address string) (tu
 	switch hop.Proto {
 	case "connect", "connect-h2":
 		address = "https://" + address
+	}
+	if hop.Proto != "hbone" {
+		hop.ServerName = cmp.Or(hop.ServerName, name)
 	}
 	hop.Addresses = []string{address}
 	return g.toReplicas.NextHop([]registry.Hop{hop})

@@ -10,7 +10,7 @@ import (
 type replicaSet struct {
 	To         []string `yaml:"to,required,single" what:"a replica" as:"hostPort" unique:"replica" empty:"name a replica"`
 	Protocol   string   `yaml:"protocol" oneof:"connect connect-h2 connect-h3 hbone" default:"connect-h2"`
-	ServerName string   `yaml:"serverName" as:"host"` // "" means the host of its address
+	ServerName string   `yaml:"serverName" as:"host"` // "" means the host of To, if that is a name
 	Key        string   `yaml:"key,required"`         // of identity.keys
 	Trust      []string `yaml:"trust,required,single" what:"trust" unique:"trust" empty:"name trust of identity.trust"`
 	IDs        []string `yaml:"ids,required" what:"a SPIFFE id" as:"workload" unique:"id" empty:"list the ids of the replicas"`
