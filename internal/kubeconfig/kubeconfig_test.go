@@ -130,6 +130,19 @@ current-context: west
 	if _, err = merge1(text, e); err == nil {
 		t.Error("a user that is not there")
 	}
+	// Credentials of another kind are not replaced by these without a word.
+	text = []byte("users: [{name: west, user: {exec: {command: get-token}}}]")
+	if got, err := merge1(text, entry()); !errors.As(err, &taken) || taken.User != "exec" {
+		t.Errorf("a user with a plugin: %v\n%s", err, got)
+	}
+	if got, err := merge1(text, &Entry{Name: "west", Server: "https://kube.west.example"}); err != nil || !strings.Contains(string(got), "{command: get-token}") || !strings.Contains(string(got), "user: west") {
+		t.Errorf("with a plugin: %v\n%s", err, got)
+	}
+	e = entry()
+	e.Replace = true
+	if got, err := merge1(text, e); err != nil || strings.Contains(string(got), "exec") {
+		t.Errorf("in place of a plugin: %v\n%s", err, got)
+	}
 	// The context of a name may be that of another cluster.
 	text = []byte("contexts: [{name: east, context: {cluster: other}}]")
 	if _, err := merge1(text, &Entry{Name: "east", Server: "https://kube.east.example"}); !errors.As(err, &taken) || taken.Server != "other" {

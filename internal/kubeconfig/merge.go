@@ -25,13 +25,21 @@ type Entry struct {
 
 	Namespace string // "" leaves what is there
 	Current   bool   // makes the context the current one
-	Replace   bool   // a context or cluster of that name which leads elsewhere
+	Replace   bool   // a context or cluster of that name which leads elsewhere, and other credentials of its user
 }
 
-// A TakenError is why an Entry is not merged: the files have another one of that name.
-type TakenError struct{ Name, Server string }
+// A TakenError is why an Entry is not merged: the files have another one of that name, or a user
+// of that name with credentials of another kind.
+type TakenError struct {
+	Name   string
+	Server string
+	User   string // what credentials that user has, "exec" say; "" where it is not about a user
+}
 
 func (e *TakenError) Error() string {
+	if e.User != "" {
+		return fmt.Sprintf("the user %q is there and has %s", e.Name, e.User)
+	}
 	return fmt.Sprintf("%q is there and leads to %q", e.Name, e.Server)
 }
 
@@ -104,10 +112,10 @@ func (ds *documents) merge(e *Entry) error {
 	}
 	if !e.Replace {
 		if server := text1(cluster, "server"); server != "" && server != e.Server {
-			return fmt.Errorf("%s: %w", ds.of("clusters", e.Name).path, &TakenError{e.Name, server})
+			return fmt.Errorf("%s: %w", ds.of("clusters", e.Name).path, &TakenError{Name: e.Name, Server: server})
 		}
 		if of := text1(context, "cluster"); of != "" && of != e.Name {
-			return fmt.Errorf("%s: %w", ds.of("contexts", e.Name).path, &TakenError{e.Name, of})
+			return fmt.Errorf("%s: %w", ds.of("contexts", e.Name).path, &TakenError{Name: e.Name, Server: of})
 		}
 	}
 	set(cluster, "server", e.Server)
@@ -160,6 +168,13 @@ func (ds *documents) userOf(e *Entry, context *yaml.Node) (string, error) {
 	user, err := ds.named("users", "user", e.Name)
 	if err != nil {
 		return "", err
+	}
+	for i := 0; i < len(user.Content) && !e.Replace; i += 2 {
+		switch key := user.Content[i].Value; key {
+		case "client-certificate", "client-key", "tokenFile": // as an Entry has them
+		default:
+			return "", fmt.Errorf("%s: %w", ds.of("users", e.Name).path, &TakenError{Name: e.Name, User: key})
+		}
 	}
 	user.Content = nil // what it had was another way to say who it is
 	setOrRemove(user, "client-certificate", e.CertFile)

@@ -116,7 +116,7 @@ users: [{name: me, user: {token: first}}]
 	second = `current-context: home
 clusters: [{name: west, cluster: {server: "https://never.seen"}}, {name: east, cluster: {server: "https://east.example"}}]
 contexts: [{name: west, context: {cluster: west, user: me}}] # kept
-users: [{name: west, user: {token: second}}, {name: you, user: {token: second}}]
+users: [{name: west, user: {tokenFile: second}}, {name: you, user: {token: second}}]
 `
 )
 

@@ -54,7 +54,7 @@ $KUBECONFIG, the first one that has an item by that name keeps it; new items and
 current context go to the first file that is there. A context or cluster of that name
 that leads elsewhere is not replaced without --replace. What kubectl shows to the API
 server is a certificate, a token, or the credentials of a user that the kubeconfig has
-already.`,
+already. A user with a plugin (exec) stays as it is, and kubectl runs the plugin.`,
 		Example: `  culvert kube login west --server kube.west.shop.example --ca cluster-ca.pem --cert me.pem --key me.key
   culvert kube login west --server kube.west.shop.example:6443 --user me
   culvert kube login west --server kube.west.shop.example --gateway gw.example --ca cluster-ca.pem --token-file token`,
@@ -80,7 +80,7 @@ already.`,
 	f.StringVarP(&o.namespace, "namespace", "n", "", "namespace of the context")
 	f.StringVar(&o.kubeconfig, "kubeconfig", "", "`FILE` to change, and no other (default: those of $KUBECONFIG, or ~/.kube/config)")
 	f.BoolVar(&o.keep, "keep-current", false, "leave the current context as it is")
-	f.BoolVar(&o.replace, "replace", false, "replace a context or cluster of that name which leads elsewhere")
+	f.BoolVar(&o.replace, "replace", false, "replace a context or cluster of that name which leads elsewhere, and other credentials of its user")
 	cmd.MarkFlagsMutuallyExclusive("cert", "token-file", "user")
 	for _, name := range []string{"ca", "cert", "key"} {
 		_ = cmd.MarkFlagFilename(name, "pem", "crt", "key")

@@ -15,10 +15,12 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os/exec"
 	"runtime"
 
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/client-go/tools/clientcmd/api"
 )
 
 // The limits on requests per second, and on bursts. client-go's own 5 and 10 make a controller look
@@ -74,7 +76,29 @@ func (c Config) load() (*rest.Config, error) {
 	if err != nil {
 		return nil, fmt.Errorf("kubernetes: kubeconfig %q, context %q: %w", c.Kubeconfig, c.Context, err)
 	}
+	if err := checkPlugin(cfg.ExecProvider); err != nil {
+		return nil, fmt.Errorf("kubernetes: kubeconfig %q, context %q: %w", c.Kubeconfig, c.Context, err)
+	}
 	return cfg, nil
+}
+
+// checkPlugin returns an error where the program that gets credentials cannot run here, which
+// each request would fail of otherwise. It is given no terminal.
+func checkPlugin(p *api.ExecConfig) error {
+	if p == nil {
+		return nil
+	}
+	p.StdinUnavailable, p.StdinUnavailableMessage = true, "culvert gives plugins no terminal"
+	if p.InteractiveMode == api.AlwaysExecInteractiveMode {
+		return fmt.Errorf("the credential plugin %q has interactiveMode Always: it needs a terminal, which a gateway does not have; use a user whose credentials need no person", p.Command)
+	}
+	if _, err := exec.LookPath(p.Command); err != nil {
+		if p.InstallHint != "" {
+			return fmt.Errorf("the credential plugin: %w: install it where this user finds it: %s", err, p.InstallHint)
+		}
+		return fmt.Errorf("the credential plugin: %w: install it, or write its absolute path", err)
+	}
+	return nil
 }
 
 // Protobuf returns a copy of cfg for clients of built-in kinds, which take a third of the bytes so.

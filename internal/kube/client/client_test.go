@@ -26,7 +26,13 @@ import (
 	ktesting "k8s.io/client-go/testing"
 )
 
-func TestMain(m *testing.M) { testnet.GoroutinesEnd(m) }
+func TestMain(m *testing.M) {
+	if token := os.Getenv(pluginToken); token != "" {
+		runPlugin(token)
+		return
+	}
+	testnet.GoroutinesEnd(m)
+}
 
 const kubeconfig = `apiVersion: v1
 kind: Config
