@@ -187,12 +187,7 @@ func (r *captureRun) refused(what, got string) {
 // agent starts an agent of a user with CAP_NET_ADMIN, and returns what kills it.
 func (r *captureRun) agent(uid int, gateway, capture string, script ...string) (kill func()) {
 	r.Helper()
-	name := fmt.Sprintf("agent%d", uid)
-	config := filepath.Join(r.s.dir, name+".yaml")
-	content := fmt.Sprintf(captureAgent, name, gateway, 20000+uid%1000, 5300+uid%1000, capture, r.key) + r.more
-	if err := os.WriteFile(config, []byte(content), 0o644); err != nil {
-		r.Fatal(err)
-	}
+	name, config := fmt.Sprintf("agent%d", uid), r.configure(uid, gateway, capture)
 	r.s.must(exec.Command(culvert, "config", "check", config))
 	args := append([]string{"--inh-caps", "+net_admin", "--ambient-caps", "+net_admin"}, script...)
 	args = append(args, r.binary, "agent", "--config", config, "--admin", "unix:"+r.s.socket(name))
@@ -203,6 +198,23 @@ func (r *captureRun) agent(uid int, gateway, capture string, script ...string) (
 	kill = background(r.T, cmd)
 	testnet.Eventually(r, 2*patience, func() bool { return strings.Contains(r.status(uid), "capture:") && r.ready(uid) }, "the agent of %d captures", uid)
 	return kill
+}
+
+// configure writes the configuration of a user's agent, "" for one that does not capture.
+func (r *captureRun) configure(uid int, gateway, capture string) (path string) {
+	r.Helper()
+	name := fmt.Sprintf("agent%d", uid)
+	path = filepath.Join(r.s.dir, name+".yaml")
+	content := fmt.Sprintf(captureAgent, name, gateway, 20000+uid%1000, 5300+uid%1000, capture, r.key) + r.more
+	content = strings.Replace(content, "  capture: \n", "", 1)
+	err := os.WriteFile(path+".new", []byte(content), 0o644)
+	if err == nil {
+		err = os.Rename(path+".new", path)
+	}
+	if err != nil {
+		r.Fatal(err)
+	}
+	return path
 }
 
 func (r *captureRun) status(uid int) string {
@@ -287,6 +299,89 @@ func TestAgentCapture(t *testing.T) {
 	kill()
 	testnet.Eventually(t, patience, func() bool { return r.s.must(r.host.Command(t.Context(), "nft", "list", "tables")) == tables }, "the table has gone")
 	r.want("without the agent", r.curl(capturedUser, to("10.96.0.80")), "direct")
+}
+
+// A reload changes what is captured, for connections from then on. One that was captured goes on,
+// whatever becomes of its rules.
+func TestAgentCaptureReload(t *testing.T) {
+	t.Parallel()
+	r := newCaptureRun(t)
+	const gateway = "10.20.0.254:443"
+	capture := func(text string, args ...any) { r.configure(captureUser, gateway, fmt.Sprintf(text, args...)) }
+	r.agent(captureUser, gateway, fmt.Sprintf("{cidrs: [10.96.0.0/16], uids: [%d]}", capturedUser))
+	eventually := func(what string, uid int, addr, want string) {
+		t.Helper()
+		testnet.Eventually(t, 2*patience, func() bool { return r.curl(uid, to(addr)) == want }, "%s is asked %s", what, want)
+	}
+	eventually("a range", capturedUser, "10.96.0.80", "by the gateway")
+	r.want("no range yet", r.curl(capturedUser, to("fd96::80")), "direct")
+
+	old := r.as(capturedUser, "nc", "10.96.0.80", "80")
+	in, err := old.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := old.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := old.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = in.Close(); _ = old.Process.Kill(); _ = old.Wait() }()
+	answers := bufio.NewReader(out)
+	goesOn := func(when string) {
+		t.Helper()
+		if _, err := io.WriteString(in, "GET / HTTP/1.1\r\nHost: x\r\n\r\n"); err != nil {
+			t.Fatalf("%s: %v", when, err)
+		}
+		answer, err := http.ReadResponse(answers, nil)
+		if err != nil {
+			t.Fatalf("%s: %v", when, err)
+		}
+		defer answer.Body.Close()
+		body, _ := io.ReadAll(answer.Body)
+		r.want(when, string(body), "by the gateway")
+	}
+	goesOn("a connection that is captured")
+
+	capture(`{cidrs: ["fd96::/64"], uids: [%d]}`, capturedUser)
+	eventually("a range that was added", capturedUser, "fd96::80", "by the gateway")
+	r.want("a range that was taken out", r.curl(capturedUser, to("10.96.0.80")), "direct")
+	goesOn("a connection to what was taken out")
+
+	capture(`{cidrs: ["fd96::/64"], uids: [%d]}`, otherUser)
+	eventually("a user who was added", otherUser, "fd96::80", "by the gateway")
+	r.want("a user who was taken out", r.curl(capturedUser, to("fd96::80")), "direct")
+	r.want("status", r.status(captureUser), fmt.Sprintf("fd96::/64, of uid %d", otherUser))
+
+	// What the kernel does not take leaves the rules as they are, and is said.
+	problem := func() string {
+		b, _ := exec.Command("curl", "-sS", "--unix-socket", r.s.socket(fmt.Sprintf("agent%d", captureUser)), "http://localhost/metrics").CombinedOutput()
+		_, value, _ := strings.Cut(string(b), "\nculvert_capture_problem ")
+		return strings.SplitN(value, "\n", 2)[0]
+	}
+	if got := problem(); got != "0" {
+		t.Errorf("culvert_capture_problem is %q, want 0", got)
+	}
+	capture("{cidrs: [10.96.0.0/16], cgroups: [no/such.slice]}")
+	testnet.Eventually(t, patience, func() bool { return problem() == "1" }, "the metric has the problem")
+	r.want("status with the problem", r.status(captureUser), "no/such.slice")
+	r.want("the rules from before", r.curl(otherUser, to("fd96::80")), "by the gateway")
+	r.want("no other ones", r.curl(otherUser, to("10.96.0.80")), "direct")
+	goesOn("a connection beside the problem")
+
+	// Without the section nothing is captured, and with it again all.
+	capture("")
+	eventually("what was captured", otherUser, "fd96::80", "direct")
+	testnet.Eventually(t, patience, func() bool { return problem() == "0" && !strings.Contains(r.status(captureUser), "capture:") }, "the problem is over")
+	goesOn("a connection without any rules")
+	capture(`{cidrs: [10.96.0.0/16], uids: [%d]}`, capturedUser)
+	eventually("what is captured again", capturedUser, "10.96.0.80", "by the gateway")
+	if s := r.status(captureUser); strings.Contains(s, "restart") {
+		t.Errorf("a restart is asked for: %s", s)
+	}
+	goesOn("a connection of the first rules")
 }
 
 // An agent that captures everything does not capture itself, whatever it asks.

@@ -97,6 +97,20 @@ func TestDestinationsOfPrograms(t *testing.T) {
 	}
 	expect(t, "updated", r.dialAs(t, 64003, "10.9.0.2", "80"), "captured 10.9.0.2:80")
 	expect(t, "updated, another program", r.dialAs(t, 64001, "10.9.0.2", "80"), "direct")
+	nothing := Rules{Port: r.rules.Port, Mark: r.rules.Mark}
+	if err := c.Update(nothing); err != nil {
+		t.Fatal(err)
+	}
+	expect(t, "rules of nothing", r.dialAs(t, 64003, "10.9.0.2", "80"), "direct")
+	if err := r.Do(func() error {
+		all, err := Show()
+		if err == nil && (len(all) != 1 || all[0].All || len(all[0].CIDRs) > 0) {
+			t.Errorf("rules of nothing are shown as %+v", all)
+		}
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
 	rules.Name = "other"
 	if err := c.Update(rules); err == nil || !strings.Contains(err.Error(), "culvert-other") {
 		t.Errorf("another name: %v", err)

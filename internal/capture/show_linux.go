@@ -94,7 +94,7 @@ func (s *Status) add(t *nft.Found, r nft.FoundRule) {
 		return
 	}
 	s.Port = to
-	if r.Chain != chainOutput {
+	if _, local := has[nft.TermLocal]; local || r.Chain != chainOutput { // see table: a local one captures nothing
 		return
 	}
 	switch {

@@ -116,6 +116,11 @@ func table(r *Rules, cgroups []cgroup, vips4, vips6 []netip.Addr) *nft.Table {
 			output = append(output, nft.All(d, p, opening, nft.Redirect(r.Port)))
 		}
 	}
+	if len(destinations) == 0 && r.Port != 0 {
+		// The kernel tracks connections for as long as a rule redirects some, and those that were
+		// captured need that. What this one is about has returned just now.
+		output = append(output, nft.All(nft.ToLocal(), opening, nft.Redirect(r.Port)))
+	}
 	t.Chains = append(t.Chains, nft.Chain{Name: chainOutput, Type: nft.NAT, Hook: nft.Output, Priority: priorityNAT, Rules: output})
 	t.Chains = append(t.Chains, routedChains(r, sets, slices.Concat(spared, []nft.Rule{local}))...)
 	if r.DNSPort != 0 {

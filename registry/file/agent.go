@@ -37,7 +37,7 @@ type Agent struct {
 	AnyLocalUser bool        `yaml:"anyLocalUser"`
 	Auth         *Auth       `yaml:"auth"` // of Proxy
 
-	Capture *AgentCapture `yaml:"capture" reload:"restart"` // nil means that programs have to ask
+	Capture *AgentCapture `yaml:"capture"` // nil means that programs have to ask
 
 	DNS *AgentDNS `yaml:"dns"` // nil means that nothing is answered by DNS
 

@@ -21,12 +21,18 @@ const maxChangeText = 200
 func (c *Config) RestartNeeded(next *Config) []Change {
 	var all []Change
 	findChanges(&all, "", reflect.ValueOf(c.fixed()), reflect.ValueOf(next.fixed()), false)
+	if next.captures() && !c.captures() { // its sockets have no mark by which they are left alone
+		all = append(all, Change{Key: "agent.capture", Is: given(true)})
+	}
 	return all
 }
 
+// captures reports whether c has an agent that captures.
+func (c *Config) captures() bool { return c.Agent != nil && c.Agent.Capture != nil }
+
 // fixed returns what of c may need a restart.
 func (c *Config) fixed() configuration {
-	return configuration{ServicePorts: c.ServicePorts, VIPs: c.VIPs, Agent: c.Agent}
+	return configuration{ServicePorts: c.ServicePorts, VIPs: c.VIPs}
 }
 
 // findChanges adds the changes of an object with keys. Restart says that a change of any

@@ -83,8 +83,24 @@ func TestRestartNeededKnowsEveryKey(t *testing.T) {
 			want = append(want, key(f)+"."+key(below))
 		}
 	}
-	if got := changedKeys(was.config().RestartNeeded(is.config())); !slices.Equal(got, want) || len(want) != 3 {
-		t.Errorf("a restart is needed for %q, want %q, which are three", got, want)
+	if got := changedKeys(was.config().RestartNeeded(is.config())); !slices.Equal(got, want) || len(want) != 2 {
+		t.Errorf("a restart is needed for %q, want %q, which are two", got, want)
+	}
+}
+
+// The sockets of an agent that captures have a mark from the start. With it, capture may change,
+// go and come back.
+func TestCaptureThatComesNeedsARestart(t *testing.T) {
+	with, other, without := &Config{Agent: &Agent{Capture: &AgentCapture{VIPs: true}}}, &Config{Agent: &Agent{Capture: &AgentCapture{}}}, &Config{Agent: &Agent{}}
+	for _, next := range []*Config{other, without, {}} {
+		if got := with.RestartNeeded(next); len(got) > 0 {
+			t.Errorf("a restart is needed for %v, want none", got)
+		}
+	}
+	for _, was := range []*Config{without, {}} {
+		if got := changedKeys(was.RestartNeeded(with)); !slices.Equal(got, []string{"agent.capture"}) {
+			t.Errorf("a restart is needed for %q, want agent.capture", got)
+		}
 	}
 }
 

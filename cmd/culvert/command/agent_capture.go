@@ -10,9 +10,11 @@ import (
 	"net/netip"
 	"net/url"
 	"os"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -40,32 +42,32 @@ func useSockets(c *file.Config, cfg *gateway.Config) {
 // An agentCapture leads connections of programs on this host to an agent, as agent.capture of its
 // file says. A nil one captures nothing.
 type agentCapture struct {
-	rules     capture.Rules  // without the addresses of hosts
-	hosts     []string       // that are not captured
-	names     *capture.Names // that have addresses; nil for none
+	rules     capture.Rules // that capture nothing
+	names     capture.Names // that have addresses
 	lookup    func(ctx context.Context, host string) ([]netip.Addr, error)
-	resolvers func() []netip.Addr // of this host, which are not captured, either
+	resolvers func() []netip.Addr // of this host, which are not captured
 	listeners []net.Listener
 	log       *slog.Logger
-	changed   chan struct{} // the table is another one
+	changed   chan struct{} // the table is another one, or what is wanted
 
 	g         *gateway.Gateway
 	installed *capture.Capture
+	wanted    atomic.Pointer[wantedCapture] // by the file
 
-	mu    sync.Mutex // guards what follows
-	state agentCaptureStatus
+	mu      sync.Mutex // guards what follows
+	inForce *wantedCapture
+	except  []netip.Prefix // of hosts, in force
+	vips    int            // in force
+	problem string
 }
 
-// An agentCaptureStatus is what an agent captures.
-type agentCaptureStatus struct {
-	Table   string   `json:"table"`          // of nftables
-	All     bool     `json:"all,omitempty"`  // every destination
-	VIPs    *int     `json:"vips,omitempty"` // how many addresses; nil where they are not captured
-	CIDRs   []string `json:"cidrs,omitempty"`
-	UIDs    []uint32 `json:"uids,omitempty"`
-	Cgroups []string `json:"cgroups,omitempty"`
-	Except  []string `json:"except,omitempty"`
-	Problem string   `json:"problem,omitempty"`
+// A wantedCapture is what a file wants to be captured. It is not changed.
+type wantedCapture struct {
+	on    bool
+	rules capture.Rules  // without the addresses of hosts
+	cidrs []netip.Prefix // of the file
+	hosts []string       // that are not captured
+	named bool           // names without a virtual IP are captured, too
 }
 
 // newAgentCapture opens the listeners of what c wants to be captured, and adds them to cfg. The
@@ -74,48 +76,70 @@ func newAgentCapture(ctx context.Context, c *file.Config, cfg *gateway.Config, l
 	if c.Agent == nil || c.Agent.Capture == nil {
 		return nil, nil
 	}
-	want, own := c.Agent.Capture, os.Getuid()
-	a := &agentCapture{lookup: cfg.Lookup, resolvers: new(dns.Resolver).Upstreams, hosts: uncapturedHosts(c), log: log, changed: make(chan struct{}, 1)}
-	a.rules = capture.Rules{
-		Name: fmt.Sprintf("agent-%d", own), Mark: cfg.Sockets.Mark, VIPs: want.VIPs, CIDRs: want.CIDRs, All: !want.VIPs && len(want.CIDRs) == 0,
-		UIDs: c.Agent.CapturedUsers(uint32(own)), Cgroups: want.Cgroups, Except: want.Except,
-	}
-	// With "*" every name of the world would lead here.
-	if want.VIPs && len(c.Agent.Names) > 0 && !slices.Contains(c.Agent.Names, tunnel.AnyName) {
-		a.names = new(capture.Names)
-		a.rules.CIDRs = append(slices.Clone(want.CIDRs), capture.NameRanges()...)
-	}
+	a := &agentCapture{lookup: cfg.Lookup, resolvers: new(dns.Resolver).Upstreams, log: log, changed: make(chan struct{}, 1)}
+	a.rules = capture.Rules{Name: fmt.Sprintf("agent-%d", os.Getuid()), Mark: cfg.Sockets.Mark}
 	if err := a.listen(ctx); err != nil {
 		return nil, fmt.Errorf("agent.capture: %w", err)
 	}
-	a.state = agentCaptureStatus{Table: capture.TableName(a.rules.Name), All: a.rules.All, CIDRs: texts(want.CIDRs), UIDs: a.rules.UIDs, Cgroups: want.Cgroups, Except: texts(want.Except)}
-	if want.VIPs {
-		a.state.VIPs = new(int)
-	}
-	protocol := &capture.Protocol{ServerName: sni.ServerName, Serves: a.serves, Log: log}
-	if a.names != nil {
-		protocol.Resolve = a.names.Resolve
-	}
+	wanted := a.want(c)
+	a.wanted.Store(wanted)
+	protocol := &capture.Protocol{ServerName: sni.ServerName, Serves: a.serves, Log: log, Resolve: a.names.Resolve}
 	for _, ln := range a.listeners {
 		cfg.Listeners = append(cfg.Listeners, gateway.Listener{Address: "captured", Socket: ln, Protocols: []tunnel.Protocol{protocol}})
 	}
-	cfg.OnTable = func() {
-		select {
-		case a.changed <- struct{}{}:
-		default:
+	cfg.OnTable = a.change
+	cfg.Capture = func() any {
+		if s := a.status(); s != nil {
+			return s
 		}
+		return nil
 	}
-	cfg.Capture = func() any { return a.status() }
-	a.use(cfg)
+	others := cfg.Metrics
+	cfg.Metrics = func(add addGauges) {
+		if others != nil {
+			others(add)
+		}
+		a.metrics(add)
+	}
+	a.answer(cfg, wanted)
 	return a, nil
 }
 
-// texts returns ranges as text.
-func texts(ranges []netip.Prefix) (all []string) {
-	for _, r := range ranges {
-		all = append(all, r.String())
+// want returns what c wants to be captured; nil of a nil a.
+func (a *agentCapture) want(c *file.Config) *wantedCapture {
+	if a == nil {
+		return nil
 	}
-	return all
+	w := &wantedCapture{rules: a.rules}
+	if c.Agent == nil || c.Agent.Capture == nil {
+		return w
+	}
+	from, r := c.Agent.Capture, &w.rules
+	w.on, w.cidrs, w.hosts = true, from.CIDRs, uncapturedHosts(c)
+	r.VIPs, r.CIDRs, r.All = from.VIPs, from.CIDRs, !from.VIPs && len(from.CIDRs) == 0
+	r.UIDs, r.Cgroups, r.Except = c.Agent.CapturedUsers(uint32(os.Getuid())), from.Cgroups, from.Except
+	// With "*" every name of the world would lead here.
+	if from.VIPs && len(c.Agent.Names) > 0 && !slices.Contains(c.Agent.Names, tunnel.AnyName) {
+		w.named, r.CIDRs = true, slices.Concat(from.CIDRs, capture.NameRanges())
+	}
+	return w
+}
+
+// follow has w be captured from now on. Connections that stand are left alone.
+func (a *agentCapture) follow(w *wantedCapture) {
+	if a == nil || reflect.DeepEqual(w, a.wanted.Load()) {
+		return
+	}
+	a.wanted.Store(w)
+	a.change()
+}
+
+// change has run look at what is to be captured.
+func (a *agentCapture) change() {
+	select {
+	case a.changed <- struct{}{}:
+	default:
+	}
 }
 
 // listen opens a listener of each family of loopback, at the same port.
@@ -142,10 +166,10 @@ func (a *agentCapture) listen(ctx context.Context) error {
 	}
 }
 
-// use has names of the agent be answered with addresses that are captured, where cfg answers by
-// DNS and has no other address for them.
-func (a *agentCapture) use(cfg *gateway.Config) {
-	if a == nil || a.names == nil || cfg.DNS == nil || cfg.DNS.Local == nil {
+// answer has names of the agent be answered with addresses that are captured as w has it, where cfg
+// answers by DNS and has no other address for them.
+func (a *agentCapture) answer(cfg *gateway.Config, w *wantedCapture) {
+	if a == nil || !w.named || cfg.DNS == nil || cfg.DNS.Local == nil {
 		return
 	}
 	others := cfg.DNS.Local.Addrs
@@ -212,16 +236,29 @@ func (a *agentCapture) start(ctx context.Context, g *gateway.Gateway) (stop func
 		return func() {}, nil
 	}
 	a.g = g
-	rules := a.rules
-	rules.Except = slices.Concat(a.rules.Except, a.literals())
-	if a.installed, err = capture.Install(rules); err != nil {
+	w := a.wanted.Load()
+	except := a.literals(w)
+	if a.installed, err = capture.Install(w.with(except)); err != nil {
 		return nil, agentCaptureError(err)
 	}
-	a.log.Info("capturing connections", "table", a.state.Table, "vips", rules.VIPs, "cidrs", rules.CIDRs, "uids", rules.UIDs, "cgroups", rules.Cgroups)
+	a.use(w, except)
+	w.log(a.log, "capturing connections")
 	ctx, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
 	wg.Go(func() { a.run(ctx) })
 	return func() { cancel(); wg.Wait() }, nil
+}
+
+// with returns the rules of w, with the addresses of hosts.
+func (w *wantedCapture) with(except []netip.Prefix) capture.Rules {
+	r := w.rules
+	r.Except = slices.Concat(r.Except, except)
+	return r
+}
+
+func (w *wantedCapture) log(log *slog.Logger, message string) {
+	r := &w.rules
+	log.Info(message, "table", capture.TableName(r.Name), "vips", r.VIPs, "cidrs", r.CIDRs, "uids", r.UIDs, "cgroups", r.Cgroups)
 }
 
 // agentCaptureError adds to an error of capture what to do about it.
@@ -240,20 +277,8 @@ func agentCaptureError(err error) error {
 func (a *agentCapture) run(ctx context.Context) {
 	tick := time.NewTicker(captureInterval)
 	defer tick.Stop()
-	var except []netip.Prefix
 	for {
-		now := a.exceptions(ctx)
-		var err error
-		if !slices.Equal(now, except) {
-			rules := a.rules
-			rules.Except = slices.Concat(a.rules.Except, now)
-			err = a.installed.Update(rules)
-		}
-		if err == nil {
-			except = now
-			err = errors.Join(a.installed.Refresh(), a.setVIPs())
-		}
-		a.report(err)
+		a.report(a.apply(ctx))
 		select {
 		case <-ctx.Done():
 			if err := a.installed.Close(); err != nil {
@@ -266,14 +291,38 @@ func (a *agentCapture) run(ctx context.Context) {
 	}
 }
 
+// apply has the rules be what the file wants. After an error those before stay, and still follow
+// the virtual IPs and cgroups.
+func (a *agentCapture) apply(ctx context.Context) error {
+	w := a.wanted.Load()
+	except := a.exceptions(ctx, w)
+	var refused error
+	if w != a.inForce || !slices.Equal(except, a.except) {
+		if refused = a.installed.Update(w.with(except)); refused == nil {
+			if w != a.inForce {
+				w.log(a.log, "capturing other connections")
+			}
+			a.use(w, except)
+		}
+	}
+	return errors.Join(refused, a.installed.Refresh(), a.setVIPs())
+}
+
+// use notes what is in force.
+func (a *agentCapture) use(w *wantedCapture, except []netip.Prefix) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.inForce, a.except = w, except
+}
+
 // literals are the addresses among hosts, and those of resolvers.
-func (a *agentCapture) literals() (all []netip.Prefix) {
+func (a *agentCapture) literals(w *wantedCapture) (all []netip.Prefix) {
 	if a.resolvers != nil {
 		for _, addr := range a.resolvers() {
 			all = append(all, hostRange(addr))
 		}
 	}
-	for _, host := range a.hosts {
+	for _, host := range w.hosts {
 		if addr, err := netip.ParseAddr(host); err == nil {
 			all = append(all, hostRange(addr))
 		}
@@ -287,9 +336,9 @@ func hostRange(a netip.Addr) netip.Prefix {
 }
 
 // exceptions are the addresses of hosts now.
-func (a *agentCapture) exceptions(ctx context.Context) []netip.Prefix {
-	all := a.literals()
-	for _, host := range a.hosts {
+func (a *agentCapture) exceptions(ctx context.Context, w *wantedCapture) []netip.Prefix {
+	all := a.literals(w)
+	for _, host := range w.hosts {
 		if _, err := netip.ParseAddr(host); err == nil || a.lookup == nil {
 			continue
 		}
@@ -304,7 +353,7 @@ func (a *agentCapture) exceptions(ctx context.Context) []netip.Prefix {
 
 // setVIPs captures the addresses that services have now.
 func (a *agentCapture) setVIPs() error {
-	if !a.rules.VIPs {
+	if !a.inForce.rules.VIPs {
 		return nil
 	}
 	var addrs []netip.Addr
@@ -320,65 +369,8 @@ func (a *agentCapture) setVIPs() error {
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	*a.state.VIPs = len(addrs)
+	a.vips = len(addrs)
 	return nil
-}
-
-// report keeps a problem for the status, and logs a new one.
-func (a *agentCapture) report(err error) {
-	problem := ""
-	if err != nil {
-		problem = err.Error()
-	}
-	a.mu.Lock()
-	before := a.state.Problem
-	a.state.Problem = problem
-	a.mu.Unlock()
-	if problem != "" && problem != before {
-		a.log.Error("cannot change the rules of capture; they are as before, and are tried again", "err", err, "retry_in", captureInterval)
-	}
-}
-
-// String says what is captured, for people.
-func (s *agentCaptureStatus) String() string {
-	var to []string
-	if s.All {
-		to = append(to, "every address")
-	}
-	if s.VIPs != nil {
-		to = append(to, plural(*s.VIPs, "virtual IP"))
-	}
-	to = append(to, s.CIDRs...)
-	if len(s.Except) > 0 {
-		to = append(to, "but "+strings.Join(s.Except, ", "))
-	}
-	of := "every program"
-	if n := len(s.UIDs) + len(s.Cgroups); n > 0 {
-		var who []string
-		for _, uid := range s.UIDs {
-			who = append(who, fmt.Sprintf("uid %d", uid))
-		}
-		for _, path := range s.Cgroups {
-			who = append(who, "cgroup "+path)
-		}
-		of = strings.Join(who, ", ")
-	}
-	text := fmt.Sprintf("%s, of %s (table inet %s)", strings.Join(to, ", "), of, s.Table)
-	if s.Problem != "" {
-		text += ": " + s.Problem
-	}
-	return text
-}
-
-func (a *agentCapture) status() agentCaptureStatus {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	s := a.state
-	if s.VIPs != nil {
-		n := *s.VIPs
-		s.VIPs = &n
-	}
-	return s
 }
 
 // close closes the listeners.
@@ -398,10 +390,8 @@ func (a *agentCapture) serves(dst netip.AddrPort, hello string) (service string,
 	if err != nil {
 		return "", true
 	}
-	if a.names != nil {
-		if named, mine := a.names.Name(dst.Addr()); mine {
-			return named.String(), named == name
-		}
+	if named, mine := a.names.Name(dst.Addr()); mine {
+		return named.String(), named == name
 	}
 	t := a.g.Table()
 	i, ok := t.ByVIP(dst.Addr())

@@ -34,9 +34,10 @@ type reloader struct {
 	dns  *file.DNS      // of cfg
 	used bool           // a file was read since the start
 
-	next     gateway.Config // of what load has returned last
-	nextKube *kubeReader    // of the same, where it differs from what is in force
-	differs  bool
+	next        gateway.Config // of what load has returned last
+	nextKube    *kubeReader    // of the same, where it differs from what is in force
+	nextCapture *wantedCapture // of the same; nil where nothing is captured from the start
+	differs     bool
 }
 
 // follow has g, which was started with c and cfg, follow src. When ctx is done it writes
@@ -78,7 +79,8 @@ func (r *reloader) load(path string, current *file.Config) (*file.Config, error)
 	if err := settings(c, &r.next); err != nil {
 		return nil, unusableError{err}
 	}
-	r.capture.use(&r.next)
+	r.nextCapture = r.capture.want(c)
+	r.capture.answer(&r.next, r.nextCapture)
 	if r.next.Memory, err = r.o.memoryLimit(c); err != nil {
 		return nil, err
 	}
@@ -120,6 +122,7 @@ func (r *reloader) use(c *file.Config) (sources *registry.Group) {
 		return sources
 	}
 	r.cfg, r.dns = r.next, c.DNS
+	r.capture.follow(r.nextCapture)
 	if r.output != nil {
 		r.output.use(r.o, c)
 	}
