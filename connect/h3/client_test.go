@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -209,15 +210,20 @@ func TestListenMayRefuse(t *testing.T) {
 	d.Lookup = func(context.Context, string) ([]netip.Addr, error) {
 		return []netip.Addr{netip.MustParseAddr("192.0.2.1"), to.Addr()}, nil
 	}
+	var mu sync.Mutex // guards asked
 	var asked []netip.AddrPort
 	d.Listen = func(ctx context.Context, _ string, to netip.AddrPort) (net.PacketConn, error) {
+		mu.Lock()
 		asked = append(asked, to)
+		mu.Unlock()
 		if !to.Addr().IsLoopback() {
 			return nil, tunnel.Refusef(tunnel.Prohibited, "%s is not to be dialed", to)
 		}
 		return Listen(ctx, tunnel.Sockets{}, to)
 	}
 	testnet.Ping(t, open(t, d, "svc:1"), "x")
+	mu.Lock()
+	defer mu.Unlock()
 	if len(asked) != 2 || asked[1] != to {
 		t.Errorf("asked for %v", asked)
 	}
@@ -228,6 +234,91 @@ func TestListenMayRefuse(t *testing.T) {
 	}
 	_, err := d.DialContext(t.Context(), "tcp", "svc:1")
 	tunneltest.WantReason(t, err, tunnel.Prohibited)
+}
+
+// A muteConn is a socket to an address from which nothing comes.
+type muteConn struct {
+	net.PacketConn
+	closed atomic.Bool
+}
+
+func (c *muteConn) WriteTo(b []byte, _ net.Addr) (int, error) { return len(b), nil }
+
+func (c *muteConn) Close() error {
+	c.closed.Store(true)
+	return c.PacketConn.Close()
+}
+
+// TestAddressesRace: an address that does not answer is still tried when the next one is dialed,
+// and is given up when that one has answered.
+func TestAddressesRace(t *testing.T) {
+	g := serve(t, tunneltest.Table{"svc:1": testnet.Echo(t).Addr()}, &Server{})
+	to := netip.MustParseAddrPort(g.addr)
+	d := newDialer(t, net.JoinHostPort("gw.test", g.addr[len("127.0.0.1:"):]))
+	mutes := []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2")}
+	d.Lookup = func(context.Context, string) ([]netip.Addr, error) { return append(mutes, to.Addr()), nil }
+	var mu sync.Mutex // guards what follows
+	var sockets []*muteConn
+	d.Listen = func(ctx context.Context, _ string, to netip.AddrPort) (net.PacketConn, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		for _, c := range sockets {
+			if c.closed.Load() {
+				t.Errorf("when %s was dialed, one before it was given up", to)
+			}
+		}
+		c, err := Listen(ctx, tunnel.Sockets{}, netip.MustParseAddrPort("127.0.0.1:1"))
+		if err != nil || to.Addr().IsLoopback() {
+			return c, err
+		}
+		mute := &muteConn{PacketConn: c}
+		sockets = append(sockets, mute)
+		return mute, nil
+	}
+	testnet.Ping(t, open(t, d, "svc:1"), "x")
+	mu.Lock()
+	defer mu.Unlock()
+	if len(sockets) != len(mutes) {
+		t.Errorf("%d addresses that do not answer were dialed, want %d", len(sockets), len(mutes))
+	}
+	for i, c := range sockets {
+		if !c.closed.Load() {
+			t.Errorf("the socket to %s is open", mutes[i])
+		}
+	}
+}
+
+// TestConnectionsOfARace: of two that have connected one is kept, and the other one is closed.
+func TestConnectionsOfARace(t *testing.T) {
+	g := serve(t, tunneltest.Table{"svc:1": testnet.Echo(t).Addr()}, &Server{})
+	to := netip.MustParseAddrPort(g.addr)
+	d := newDialer(t, g.addr)
+	cfg := clientTLS()
+	cfg.NextProtos = []string{"h3"}
+	var ready sync.WaitGroup
+	ready.Add(2)
+	var mu sync.Mutex // guards all
+	var all []dialed
+	kept := race(t.Context(), []netip.Addr{to.Addr(), to.Addr()}, func(ctx context.Context, addr netip.Addr) (c dialed) {
+		c.qc, c.tr, c.err = d.dialOne(ctx, netip.AddrPortFrom(addr, to.Port()), cfg)
+		mu.Lock()
+		all = append(all, c)
+		mu.Unlock()
+		ready.Done()
+		ready.Wait() // both have connected
+		return c
+	})
+	if kept.err != nil {
+		t.Fatal(kept.err)
+	}
+	for _, c := range all {
+		if open := c.qc.Context().Err() == nil; open != (c.qc == kept.qc) {
+			t.Errorf("a connection is open: %v, and kept: %v", open, c.qc == kept.qc)
+		}
+	}
+	_ = kept.qc.CloseWithError(0, "")
+	_ = kept.tr.Close()
+	_ = kept.tr.Conn.Close()
 }
 
 // TestHandshakeDone checks that no request is sent where the end of the handshake is

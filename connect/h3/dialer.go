@@ -176,22 +176,76 @@ func (d *Dialer) dial(ctx context.Context) (*quic.Conn, *quic.Transport, error) 
 			return nil, nil, connect.Unusable(d.Proxy, "has no address", err)
 		}
 	}
-	addrs = addrs[:min(len(addrs), maxAddrs)]
-	for i, addr := range addrs {
-		var qc *quic.Conn
-		var tr *quic.Transport
-		qc, tr, err = d.dialOne(ctx, netip.AddrPortFrom(addr.Unmap(), to.Port), cfg, len(addrs)-i)
-		if err == nil {
-			return qc, tr, nil
-		}
-		if ctx.Err() != nil {
-			break
-		}
+	if len(addrs) == 0 {
+		return nil, nil, connect.Unusable(d.Proxy, "cannot be reached", errors.New("the lookup found none"))
 	}
-	if err == nil {
-		err = errors.New("the lookup found none")
+	c := race(ctx, addrs[:min(len(addrs), maxAddrs)], func(ctx context.Context, addr netip.Addr) (c dialed) {
+		c.qc, c.tr, c.err = d.dialOne(ctx, netip.AddrPortFrom(addr.Unmap(), to.Port), cfg)
+		return c
+	})
+	if c.err != nil {
+		return nil, nil, connect.Unusable(d.Proxy, "cannot be reached", c.err)
 	}
-	return nil, nil, connect.Unusable(d.Proxy, "cannot be reached", err)
+	return c.qc, c.tr, nil
+}
+
+// raceDelay is how long an address has to answer before the next one is tried as well, as RFC 8305
+// section 5 has it of connection attempts.
+const raceDelay = 300 * time.Millisecond
+
+// dialed is what came of one address.
+type dialed struct {
+	qc  *quic.Conn
+	tr  *quic.Transport
+	err error
+}
+
+// race dials addrs, of which there is at least one, and returns the first connection, or else the
+// last error. The next dial begins when one has failed, or the one before has not answered within
+// raceDelay. The others have ended when it returns, and what they have connected is closed.
+func race(ctx context.Context, addrs []netip.Addr, dial func(ctx context.Context, addr netip.Addr) dialed) (first dialed) {
+	ctx, cancel := context.WithCancel(ctx)
+	results := make(chan dialed, len(addrs))
+	var wg sync.WaitGroup
+	defer func() {
+		cancel()
+		wg.Wait()
+		close(results)
+		for c := range results {
+			if c.err == nil {
+				_ = c.qc.CloseWithError(quic.ApplicationErrorCode(NoError), "")
+				_ = c.tr.Close()
+				_ = c.tr.Conn.Close()
+			}
+		}
+	}()
+	next := time.NewTimer(0)
+	defer next.Stop()
+	for started, ended := 0, 0; ; {
+		select {
+		case first = <-results:
+			if ended++; first.err == nil || ended == len(addrs) || ctx.Err() != nil {
+				return first
+			}
+		case <-next.C:
+		}
+		if started == len(addrs) {
+			continue
+		}
+		addr := addrs[started]
+		started++
+		next.Reset(raceDelay)
+		wg.Go(func() {
+			var c dialed
+			defer func() {
+				if v := recover(); v != nil {
+					c.err = tunnel.Caught(v)
+				}
+				results <- c
+			}()
+			c = dial(ctx, addr)
+		})
+	}
 }
 
 func (d *Dialer) lookup(ctx context.Context, host string) ([]netip.Addr, error) {
@@ -201,13 +255,8 @@ func (d *Dialer) lookup(ctx context.Context, host string) ([]netip.Addr, error) 
 	return net.DefaultResolver.LookupNetIP(ctx, "ip", host)
 }
 
-// dialOne tries one address, for its share of the time that is left.
-func (d *Dialer) dialOne(ctx context.Context, to netip.AddrPort, cfg *tls.Config, shares int) (*quic.Conn, *quic.Transport, error) {
-	if end, ok := ctx.Deadline(); ok && shares > 1 {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, time.Until(end)/time.Duration(shares))
-		defer cancel()
-	}
+// dialOne dials one address.
+func (d *Dialer) dialOne(ctx context.Context, to netip.AddrPort, cfg *tls.Config) (*quic.Conn, *quic.Transport, error) {
 	pc, err := d.listen(ctx, to)
 	if err != nil {
 		return nil, nil, err
