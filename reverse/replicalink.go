@@ -43,6 +43,13 @@ func (s *replicaServing) serve(ctx context.Context, r *Replicas) error {
 	if first.Version != version {
 		return tunnel.Refusef(tunnel.Unsupported, "reverse: the replica speaks version %d of the protocol, want %d", first.Version, version)
 	}
+	r.mu.Lock()
+	s.replica = clip(first.Replica)
+	if r.asked != nil {
+		close(r.asked)
+		r.asked = nil
+	}
+	r.mu.Unlock()
 	_ = s.conn.SetReadDeadline(time.Time{})
 	var reading sync.WaitGroup
 	defer reading.Wait()

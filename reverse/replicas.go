@@ -58,6 +58,7 @@ type Replicas struct {
 	mu       sync.Mutex // guards what follows
 	config   *ReplicaConfig
 	changed  chan struct{} // closed by Use
+	asked    chan struct{} // closed when another replica has a new stream
 	links    []*replicaLink
 	serving  map[*replicaServing]struct{}
 	draining bool
@@ -177,8 +178,11 @@ func (r *Replicas) follow(ctx context.Context, c *ReplicaConfig) {
 	running := map[string]context.CancelFunc{}
 	var working sync.WaitGroup
 	defer working.Wait()
+	lookup := time.NewTicker(replicaLookup)
+	defer lookup.Stop()
+	found, complete := r.addresses(ctx, c)
 	for {
-		addrs, complete := r.addresses(ctx, c)
+		addrs, asked := r.withAsking(c, found)
 		for _, at := range slices.Sorted(maps.Keys(addrs)) {
 			if running[at] != nil || len(running) >= maxReplicas {
 				continue
@@ -201,13 +205,51 @@ func (r *Replicas) follow(ctx context.Context, c *ReplicaConfig) {
 				delete(running, at)
 			}
 		}
-		if !sleep(ctx, replicaLookup) {
-			break
+		select {
+		case <-ctx.Done():
+			for _, stop := range running {
+				stop()
+			}
+			return
+		case <-lookup.C:
+			found, complete = r.addresses(ctx, c)
+		case <-asked:
 		}
 	}
-	for _, stop := range running {
-		stop()
+}
+
+// withAsking returns found, and the addresses of replicas that have a stream from here and none
+// to them: one that has just started is found by DNS later than it finds the others. Where c has
+// addresses alone, there are no more than those. The channel is closed when another one asks.
+func (r *Replicas) withAsking(c *ReplicaConfig, found map[string]string) (map[string]string, <-chan struct{}) {
+	all := maps.Clone(found)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.asked == nil {
+		r.asked = make(chan struct{})
 	}
+	for s := range r.serving {
+		for _, to := range c.To {
+			host, port, err := net.SplitHostPort(to)
+			if _, literal := netip.ParseAddr(host); err != nil || literal == nil || s.replica == "" || !s.addr.IsValid() {
+				continue
+			}
+			if at := net.JoinHostPort(s.addr.String(), port); !r.linkedElsewhere(s.replica, at) {
+				all[at] = cmp.Or(all[at], host)
+			}
+		}
+	}
+	return all, r.asked
+}
+
+// linkedElsewhere reports whether there is a stream to a replica by another address than at. The
+// caller holds mu.
+func (r *Replicas) linkedElsewhere(replica, at string) bool {
+	return slices.ContainsFunc(r.links, func(l *replicaLink) bool {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		return l.address != at && l.connected && l.replica == replica
+	})
 }
 
 func (r *Replicas) remove(l *replicaLink) {
@@ -302,9 +344,12 @@ func (r *Replicas) Status() []ReplicaStatus {
 
 // A replicaServing is the stream of another replica that this one tells its names.
 type replicaServing struct {
-	id   string // of the other side, SPIFFE
+	id   string     // of the other side, SPIFFE
+	addr netip.Addr // of the other side; zero for one that is never dialed
 	conn net.Conn
 	wake chan struct{} // has room for one
+
+	replica string // what the other side calls its process, "" before its first line; guarded by the mu of Replicas
 }
 
 func (s *replicaServing) poke() {
@@ -321,6 +366,11 @@ func (r *Replicas) ServeTunnel(ctx context.Context, req *tunnel.Request) {
 		return
 	}
 	s := &replicaServing{id: req.TLS.Peer.ID, wake: make(chan struct{}, 1)}
+	if addr := req.Source.Addr().Unmap().WithZone(""); !req.StatedSource.IsValid() {
+		if _, forbidden := tunnel.Forbidden(addr); !forbidden {
+			s.addr = addr
+		}
+	}
 	r.mu.Lock()
 	full, draining := len(r.serving) >= maxReplicas, r.draining
 	r.mu.Unlock()

@@ -22,6 +22,7 @@ const replicaIDOfTests = "spiffe://corp.example/gw"
 type testReplica struct {
 	*testGateway
 	replicas *Replicas
+	addr     netip.Addr  // by which it asks others
 	apart    atomic.Bool // nobody reaches it
 	passed   atomic.Int64
 	mu       sync.Mutex
@@ -99,6 +100,7 @@ func (r *toReplica) Dial(ctx context.Context, ep *tunnel.Endpoint, asked *tunnel
 	}
 	req := by(replicaIDOfTests)
 	req.Name, req.Port, req.TLS = tunnel.MustParseName(ep.Host), ep.Addr.Port(), &tunnel.EndedTLS{Peer: req.Peer}
+	req.Source = netip.AddrPortFrom(r.from.addr, 1024)
 	if req.Name != ReplicasName {
 		r.passed.Add(1)
 		s := r.groups.Service(req.Name)
@@ -156,6 +158,54 @@ func (r *testReplica) owner(name string) string {
 		}
 	}
 	return ""
+}
+
+// A replica that has just started is asked for its names as soon as it asks, at the address that it
+// asks from, although DNS does not have it yet; and no more when it is gone.
+func TestReplicasAskThoseThatAsk(t *testing.T) {
+	old, young := &testReplica{testGateway: newTestGateway(t), addr: netip.MustParseAddr("192.0.2.1")}, &testReplica{testGateway: newTestGateway(t), addr: netip.MustParseAddr("192.0.2.2")}
+	c := &ReplicaConfig{To: []string{"gateways.example:443"}, IDs: []string{replicaIDOfTests}}
+	begin := func(r *testReplica, knows ...*testReplica) (stop func()) {
+		r.replicas = &Replicas{
+			Server: r.Server,
+			Lookup: func(context.Context, string) (all []netip.Addr, err error) {
+				for _, o := range knows {
+					all = append(all, o.addr)
+				}
+				return all, nil
+			},
+			NewTransport: func(_ *ReplicaConfig, address, name string) (tunnel.Transport, error) {
+				to := map[string]*testReplica{"192.0.2.1:443": old, "192.0.2.2:443": young}[address]
+				if to == nil || name != "gateways.example" {
+					return nil, errors.New("not to be dialed")
+				}
+				return &toReplica{from: r, testReplica: to}, nil
+			},
+		}
+		r.groups.PassedOn = r.replicas.PassedOn
+		r.replicas.Use(c)
+		ctx, cancel := context.WithCancel(context.Background())
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			_ = r.replicas.Run(ctx)
+		}()
+		stop = func() {
+			cancel()
+			<-done
+		}
+		t.Cleanup(stop)
+		return stop
+	}
+	begin(old)
+	stop := begin(young, old, young)
+	run(t, client([]Registration{named("cam.edge.example")}, young.testGateway))
+	eventually(t, "the old replica knows the names of the young one", func() bool { return old.remotes("cam.edge.example") == 1 })
+	if list := old.replicas.Status(); len(list) != 1 || list[0].Address != "192.0.2.2:443" || !list[0].Connected {
+		t.Errorf("the old replica has streams to %+v, want one to the young one", list)
+	}
+	stop()
+	eventually(t, "the young one is not asked any more", func() bool { return len(old.replicas.Status()) == 0 })
 }
 
 // A request that comes to a replica without the session is passed on to the one that has it,
