@@ -463,3 +463,29 @@ func TestAConditionOfAnotherChart(t *testing.T) {
 	}
 	t.Error("there is no Deployment")
 }
+
+// Each namespace of agents has their configuration, and what the values say of it comes last.
+func TestConfigurationOfAgents(t *testing.T) {
+	if text := refused(t, "agents.namespaces=[shop]"); !strings.Contains(text, "agents.gateway") {
+		t.Errorf("namespaces without a gateway: %q", text)
+	}
+	objects := render(t, "agents.namespaces=[shop, bank]", `agents.gateway=["gw.example:443"]`, "agents.ca=PEM", "agents.config.agent.tokenFile=/keys/token")
+	for _, id := range []string{"ConfigMap shop/culvert-agent", "ConfigMap bank/culvert-agent"} {
+		i := slices.Index(ids(objects), id)
+		if i < 0 {
+			t.Fatalf("no %s among %q", id, ids(objects))
+		}
+		if got := at(objects[i], "data", "ca.crt"); got != "PEM\n" {
+			t.Errorf("%s: ca.crt is %q", id, got)
+		}
+		text := fmt.Sprint(at(objects[i], "data", "culvert.yaml"))
+		c, err := file.Parse("culvert.yaml", []byte(text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if a := c.Agent; !slices.Equal(a.Gateway, []string{"gw.example:443"}) || !a.AnyLocalUser || a.TokenFile != "/keys/token" || !strings.Contains(text, "caFile: /etc/culvert/ca.crt") {
+			t.Errorf("%s: the configuration is\n%s", id, text)
+		}
+	}
+	whole(t, objects)
+}
