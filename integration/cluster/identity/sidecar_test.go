@@ -10,14 +10,17 @@ import (
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/yaml"
 
 	"culvert.dev/integration/cluster"
 	"culvert.dev/internal/testca"
 )
 
 // A pod with the agent as the guide has it, in a namespace that admits restricted pods only, reaches
-// a service at a port of loopback, and the gateway knows its ServiceAccount.
+// a service at a port of loopback, and the gateway knows its ServiceAccount. So it is in one where
+// programs are captured.
 func TestAgentIsASidecar(t *testing.T) {
 	guide, err := os.ReadFile("../../../docs/guides/agent.md")
 	if err != nil {
@@ -96,4 +99,91 @@ data:
 		})
 	})
 	s.wantLog(t, "peer=system:serviceaccount:shop:client", "peer_method=jwt", "target=echo.shop.example:80")
+
+	// A pod whose programs are captured is refused there, and starts where NET_ADMIN is allowed. What
+	// connects to the address of a service reaches it, and no other one of the captured addresses.
+	_, after, _ = strings.Cut(string(guide), "\n### Without a proxy setting\n")
+	_, after, _ = strings.Cut(after, "```yaml\n")
+	containers, after, _ := strings.Cut(after, "```")
+	_, after, _ = strings.Cut(after, "```yaml\n")
+	captures, _, ok := strings.Cut(after, "```")
+	if !ok {
+		t.Fatal("the guide has no manifest of a pod that captures")
+	}
+	const mounts = `volumeMounts: [{name: agent, mountPath: /etc/culvert, readOnly: true}, {name: token, mountPath: /var/run/secrets/culvert, readOnly: true}]
+      startupProbe: {httpGet: {path: /readyz, port: 9091}, periodSeconds: 1, failureThreshold: 60}
+      `
+	containers = strings.Replace(containers, "restartPolicy: Always\n      ", "restartPolicy: Always\n      "+mounts, 1)
+	for from, to := range map[string]string{
+		"gw.example:443": s.GatewayAddresses[0].String() + ":443", "caFile: ca.crt": "caFile: /etc/culvert/ca.crt", "gw.token": "/var/run/secrets/culvert/token",
+		"db.shop.example": "echo.shop.example", "5432": "80",
+	} {
+		if !strings.Contains(captures, from) {
+			t.Fatalf("the guide's configuration has no %q:\n%s", from, captures)
+		}
+		captures = strings.ReplaceAll(captures, from, to)
+	}
+	indented := strings.ReplaceAll(strings.TrimSpace(captures), "\n", "\n    ")
+	pod := `
+apiVersion: v1
+kind: Pod
+metadata: {name: captured, namespace: NAMESPACE}
+spec:
+  serviceAccountName: client
+  securityContext: {fsGroup: 65532, seccompProfile: {type: RuntimeDefault}}
+` + strings.TrimRight(containers, "\n") + `
+  volumes:
+    - name: agent
+      configMap: {name: agent}
+    - name: token
+      projected: {sources: [{serviceAccountToken: {audience: culvert, expirationSeconds: 3600, path: token}}]}
+`
+	var refused corev1.Pod
+	if err := yaml.Unmarshal([]byte(strings.ReplaceAll(pod, "NAMESPACE", "shop")), &refused); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Client.CoreV1().Pods("shop").Create(t.Context(), &refused, metav1.CreateOptions{}); err == nil || !strings.Contains(err.Error(), "NET_ADMIN") {
+		t.Errorf("a namespace of restricted pods, with a pod that captures: %v", err)
+	}
+	s.Apply(t, `
+apiVersion: v1
+kind: Namespace
+metadata: {name: bank, labels: {pod-security.kubernetes.io/enforce: privileged}}
+---
+apiVersion: v1
+kind: ServiceAccount
+metadata: {name: client, namespace: bank}
+---
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: agent, namespace: bank}
+data:
+  ca.crt: |
+    `+ca+`
+  culvert.yaml: |
+    `+indented+"\n---\n"+strings.ReplaceAll(pod, "NAMESPACE", "bank"))
+	s.WaitReady(t, 2*cluster.PodTime, "bank")
+	captured, err := s.Client.CoreV1().Pods("bank").Get(t.Context(), "captured", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ask := func(ctx context.Context, addr string) error {
+		return s.InPod(t, captured, func() error {
+			conn, err := (&net.Dialer{Timeout: 5 * time.Second}).DialContext(ctx, "tcp", addr)
+			if err != nil {
+				return err
+			}
+			defer conn.Close()
+			answer, err := cluster.AskEcho(conn)
+			if err == nil && answer.Pod != pods[0].Name {
+				err = fmt.Errorf("pod %q answers, want %q", answer.Pod, pods[0].Name)
+			}
+			return err
+		})
+	}
+	s.Wait(t, cluster.PodTime, func(ctx context.Context) error { return ask(ctx, "240.0.0.7:80") })
+	if err := ask(t.Context(), "240.0.0.8:80"); err == nil {
+		t.Error("an address of no service answers")
+	}
+	s.wantLog(t, "peer=system:serviceaccount:bank:client", "peer_method=jwt", "target=echo.shop.example:80")
 }
