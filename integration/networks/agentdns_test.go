@@ -4,6 +4,7 @@ package networks
 
 import (
 	"context"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -25,6 +26,7 @@ type busHost struct {
 	dir     string
 	dev     string
 	bus     string
+	ca      *testca.CA
 	network *upstream
 }
 
@@ -71,11 +73,10 @@ func newBusHost(t *testing.T) *busHost {
 	daemon.Dir = dir
 	background(t, daemon)
 	testnet.Eventually(t, patience, func() bool { _, err := os.Stat(h.bus); return err == nil }, "there is a bus")
-	ca, err := testca.New("example.test", nil)
-	if err != nil {
+	if h.ca, err = testca.New("example.test", nil); err != nil {
 		t.Fatal(err)
 	}
-	pair, err := ca.Issue(testca.Options{SPIFFEID: "spiffe://example.test/me", Usage: testca.ClientOnly})
+	pair, err := h.ca.Issue(testca.Options{SPIFFEID: "spiffe://example.test/me", Usage: testca.ClientOnly})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -194,6 +195,60 @@ func TestAgentInResolved(t *testing.T) {
 	if !h.network.wasAsked("store.test.") {
 		t.Error("the network's server was not asked after the agent had ended")
 	}
+}
+
+// Names of the catalog in the zones that the agent accepts are asked of the agent, for as long as
+// the gateway offers them, and no others.
+func TestAgentInResolvedHasTheCatalog(t *testing.T) {
+	t.Parallel()
+	h := newBusHost(t)
+	h.startResolved()
+	pair, err := h.ca.Issue(testca.Options{SPIFFEID: "spiffe://example.test/gw", IPs: []net.IP{{127, 0, 9, 1}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := pair.Save(h.dir, "gw"); err != nil {
+		t.Fatal(err)
+	}
+	h.write("ca.pem", string(h.ca.CertPEM))
+	const gateway = `identity:
+  trust: {example.test: {caFile: ca.pem}}
+listeners:
+  - {address: "127.0.9.1:443", tls: {certificateFile: gw.crt, keyFile: gw.key, trust: example.test}}
+policies:
+  - {name: all, verb: catalog, action: allow, rules: [{sources: [{spiffe: ["spiffe://example.test/me"]}]}]}
+services:
+  - {name: db.shop.test, ports: [15432], endpoints: ["127.0.9.2:1"]}
+  - {name: mail.bank.test, ports: [15433], endpoints: ["127.0.9.2:1"]}
+`
+	file := h.write("gw.yaml", gateway)
+	background(t, h.Command(context.Background(), culvert, "gateway", "--config", file))
+	background(t, h.withBus(context.Background(), culvert, "agent", "--config", h.write("agent.yaml", `agent:
+  gateway: 127.0.9.1:443
+  certificateFile: me.crt
+  keyFile: me.key
+  caFile: ca.pem
+  names: [one.else.test]
+  catalog: {zones: ["*.shop.test"]}
+  capture: {vips: true}
+  dns: {listen: ["udp://127.0.0.1:5354", "tcp://127.0.0.1:5354"], install: systemd-resolved}
+`)))
+	testnet.Eventually(t, patience, func() bool { return strings.Contains(h.dig("db.shop.test"), "198.1") }, "systemd-resolved asks the agent for a name of the catalog")
+	if domains := h.property("Domains"); !strings.Contains(domains, `"db.shop.test" true`) || !strings.Contains(domains, `"one.else.test" true`) || strings.Contains(domains, "bank") {
+		t.Errorf("the domains are %s", domains)
+	}
+	if h.dig("mail.bank.test"); !h.network.wasAsked("bank.test.") {
+		t.Error("the network's server was not asked for a name that the agent does not accept")
+	}
+
+	h.write("new.yaml", strings.Replace(gateway, "db.shop.test", "web.shop.test", 1))
+	if err := os.Rename(filepath.Join(h.dir, "new.yaml"), file); err != nil {
+		t.Fatal(err)
+	}
+	testnet.Eventually(t, patience, func() bool {
+		domains := h.property("Domains")
+		return strings.Contains(domains, `"web.shop.test"`) && !strings.Contains(domains, `"db.shop.test"`)
+	}, "systemd-resolved is told of changes")
 }
 
 // Without rights the agent says what it needs, and does not start.

@@ -19,5 +19,8 @@ func UseResolved(context.Context, Settings, *slog.Logger) (*Resolved, error) {
 // Set fails.
 func (*Resolved) Set(context.Context, Settings) error { return nil }
 
+// SetDomains does nothing.
+func (*Resolved) SetDomains(context.Context, []string) error { return nil }
+
 // Close does nothing.
 func (*Resolved) Close() error { return nil }

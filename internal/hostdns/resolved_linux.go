@@ -69,6 +69,15 @@ func (r *Resolved) Set(ctx context.Context, s Settings) error {
 	return r.tell(ctx)
 }
 
+// SetDomains replaces the domains of the settings, as Set does.
+func (r *Resolved) SetDomains(ctx context.Context, domains []string) error {
+	r.mu.Lock()
+	s := r.settings
+	r.mu.Unlock()
+	s.Domains = domains
+	return r.Set(ctx, s)
+}
+
 // Close takes the settings back.
 func (r *Resolved) Close() error {
 	r.stop()

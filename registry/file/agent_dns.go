@@ -11,6 +11,7 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
+	"culvert.dev/registry"
 	"culvert.dev/tunnel"
 )
 
@@ -59,7 +60,7 @@ func (a *AgentDNS) checkInstall(d *decoder, at mapping, c *configuration) {
 	switch {
 	case slices.Contains(out.agentZones(), ""):
 		d.errorf(n, `add names: ["*.shop.example"] to agent, those that the gateways have`, "%s would ask the agent for every name: it has the names \"*\"", a.Install)
-	case len(out.AgentDomains()) == 0:
+	case len(out.AgentDomains(nil)) == 0:
 		d.errorf(n, "add names to agent", "there is no name for which %s could ask the agent", a.Install)
 	}
 	for i, u := range a.Upstreams {
@@ -196,17 +197,33 @@ func (c *Config) ForwardAddrs(name tunnel.Name) (addrs []netip.Addr) {
 	return addrs
 }
 
+// maxAgentDomains is how many domains AgentDomains returns: systemd-resolved takes 256.
+const maxAgentDomains = 250
+
 // AgentDomains returns the domains that hold the names of an agent, without those that are
-// below others.
-func (c *Config) AgentDomains() []string {
+// below others: the names of c, and those of the catalog in t, which may be nil, in the zones that
+// c.Agent.Catalog lists. A gateway that may offer any name gets no domain by that.
+func (c *Config) AgentDomains(t *registry.Table) []string {
 	all := map[string]bool{}
+	add := func(p tunnel.Pattern) {
+		domain := p.Suffix.String()
+		if domain == "" || domain == "local" || strings.HasSuffix(domain, ".local") || !p.Wildcard && !strings.Contains(domain, ".") {
+			return
+		}
+		all[domain] = true
+	}
 	for _, s := range c.Services {
 		for _, p := range s.Names {
-			domain := p.Suffix.String()
-			if domain == "" || domain == "local" || strings.HasSuffix(domain, ".local") || !p.Wildcard && !strings.Contains(domain, ".") {
-				continue
+			add(p)
+		}
+	}
+	if c.Agent != nil && len(c.Agent.Catalog.Zones) > 0 {
+		for s := range t.Services() {
+			for _, p := range s.Names {
+				if len(all) < maxAgentDomains && slices.ContainsFunc(c.Agent.Catalog.Zones, func(z tunnel.Pattern) bool { return z == p || z.Matches(p.Suffix) }) {
+					add(p)
+				}
 			}
-			all[domain] = true
 		}
 	}
 	maps.DeleteFunc(all, func(domain string, _ bool) bool {

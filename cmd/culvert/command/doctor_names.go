@@ -57,7 +57,7 @@ func (d *doctor) names(ctx context.Context, c *file.Config) {
 	if err != nil {
 		answer = "it says: " + err.Error()
 	}
-	remedy := fmt.Sprintf("add install: systemd-resolved or install: resolv.conf to agent.dns, or have the resolver ask %s for %s", server, strings.Join(c.AgentDomains(), " and "))
+	remedy := fmt.Sprintf("add install: systemd-resolved or install: resolv.conf to agent.dns, or have the resolver ask %s for %s", server, strings.Join(c.AgentDomains(nil), " and "))
 	if c.Agent.DNS.Install != "" {
 		remedy = "see the log of the agent; another program may have changed the resolver since"
 	}

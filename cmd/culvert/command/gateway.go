@@ -160,6 +160,8 @@ func runGateway(ctx context.Context, now <-chan struct{}, stderr io.Writer, o *g
 		return err
 	}
 	defer captured.close()
+	resolver := &hostDNS{log: log, changed: make(chan struct{}, 1)}
+	cfg.OnTable = resolver.onTable(cfg.OnTable)
 	g, err := gateway.New(ctx, cfg)
 	if err != nil {
 		return stateError(listenError(dnsError(err)))
@@ -171,12 +173,12 @@ func runGateway(ctx context.Context, now <-chan struct{}, stderr io.Writer, o *g
 		return err
 	}
 	defer stopCapture()
-	resolver := &hostDNS{log: log}
 	defer resolver.close()
 	if err := resolver.use(ctx, c); err != nil {
 		g.Close()
 		return hostDNSError(err)
 	}
+	defer resolver.follow(ctx, g.Table)()
 	if followed != nil {
 		r := &reloader{o: o, log: log, output: output, kube: current, ids: ids, own: own, capture: captured, resolver: resolver}
 		r.follow(ctx, g, followed, c, cfg)

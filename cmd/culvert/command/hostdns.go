@@ -11,11 +11,13 @@ import (
 	"os/signal"
 	"sync"
 	"syscall"
+	"time"
 
 	"github.com/spf13/cobra"
 
 	"culvert.dev/dns"
 	"culvert.dev/internal/hostdns"
+	"culvert.dev/registry"
 	"culvert.dev/registry/file"
 	"culvert.dev/tunnel"
 )
@@ -50,9 +52,12 @@ func agentLookup(sockets tunnel.Sockets) func(ctx context.Context, host string) 
 
 // A hostDNS is what the resolver of this host is told of an agent, as its file asks for.
 type hostDNS struct {
-	log *slog.Logger
+	log     *slog.Logger
+	changed chan struct{} // the table is another one; has room for one
 
 	mu       sync.Mutex // guards what follows
+	config   *file.Config
+	table    func() *registry.Table // nil before follow
 	resolved *hostdns.Resolved
 	file     *hostdns.ResolvConf
 	server   netip.AddrPort // in file
@@ -64,8 +69,9 @@ func (h *hostDNS) use(ctx context.Context, c *file.Config) (err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	install, s := "", hostdns.Settings{}
+	h.config = c
 	if c.Agent != nil && c.Agent.DNS != nil && c.Agent.DNS.Install != "" {
-		install, s.Domains = c.Agent.DNS.Install, c.AgentDomains()
+		install, s.Domains = c.Agent.DNS.Install, h.domains()
 		if s.Server, err = netip.ParseAddrPort(c.Agent.DNS.UDPAddress()); err != nil {
 			return err
 		}
@@ -101,6 +107,67 @@ func (h *hostDNS) use(ctx context.Context, c *file.Config) (err error) {
 		h.log.Info("resolv.conf names the agent first", "file", resolvConf, "saved", hostdns.Saved(resolvConf), "server", s.Server)
 	}
 	return nil
+}
+
+// domains are those for which the agent is asked. The caller has locked h.mu.
+func (h *hostDNS) domains() []string {
+	if h.table == nil {
+		return h.config.AgentDomains(nil)
+	}
+	return h.config.AgentDomains(h.table())
+}
+
+// onTable has what follow has started look at the names of the table. before is called, too.
+func (h *hostDNS) onTable(before func()) func() {
+	return func() {
+		if before != nil {
+			before()
+		}
+		select {
+		case h.changed <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// hostDNSInterval is between two changes of the domains, at least.
+const hostDNSInterval = time.Second
+
+// follow has systemd-resolved ask for the names of the catalog as it changes, until stop is called.
+func (h *hostDNS) follow(ctx context.Context, table func() *registry.Table) (stop func()) {
+	h.mu.Lock()
+	h.table = table
+	h.mu.Unlock()
+	ctx, cancel := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for {
+			if err := h.update(ctx); err != nil && ctx.Err() == nil {
+				h.log.Error("cannot change the DNS of this host; it stays as it is", "error", err)
+			}
+			select {
+			case <-ctx.Done():
+				return
+			case <-time.After(hostDNSInterval):
+			}
+			select {
+			case <-ctx.Done():
+				return
+			case <-h.changed:
+			}
+		}
+	})
+	return func() { cancel(); wg.Wait() }
+}
+
+// update tells systemd-resolved the domains of now.
+func (h *hostDNS) update(ctx context.Context) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.resolved == nil {
+		return nil
+	}
+	return h.resolved.SetDomains(ctx, h.domains())
 }
 
 // hostDNSError says what to do where the resolver could not be told.
