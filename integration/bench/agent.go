@@ -68,7 +68,7 @@ func (b *agentBench) run(ctx context.Context) error {
 		return err
 	}
 	defer host.close()
-	for _, args := range []string{"addr add 10.75.0.1/32 dev lo", "route add " + capturedNet + " dev lo src 10.75.0.1", "route add " + redirectedNet + " dev lo src 10.75.0.1", "route add " + plainNet + " dev lo src 10.75.0.1"} {
+	for _, args := range []string{"addr add 10.75.0.1/32 dev lo", "route add " + capturedNet + " dev lo src 10.75.0.1", "route add " + redirectedNet + " dev lo src 10.75.0.1", "route add " + plainNet + " dev lo src 10.75.0.1", "route add " + floorNet + " dev lo src 10.75.0.1"} {
 		if err := host.run("ip", strings.Fields(args)...); err != nil {
 			return err
 		}

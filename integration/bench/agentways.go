@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
 	"os/exec"
 	"time"
 )
@@ -17,8 +18,8 @@ import (
 // Addresses that no host has: those of a net lead to the agent, to redsocks, and to what stands
 // in its place.
 const (
-	capturedNet, redirectedNet, plainNet = "10.76.0.0/16", "10.77.0.0/16", "10.78.0.0/16"
-	capturedTo, redirectedTo, plainTo    = "10.76.0.1:443", "10.77.0.1:443", "10.78.0.1:443"
+	capturedNet, redirectedNet, plainNet, floorNet = "10.76.0.0/16", "10.77.0.0/16", "10.78.0.0/16", "10.79.0.0/16"
+	capturedTo, redirectedTo, plainTo, floorTo     = "10.76.0.1:443", "10.77.0.1:443", "10.78.0.1:443", "10.79.0.1:443"
 )
 
 // An agentWay is how a program reaches a service, and a column of the table.
@@ -65,6 +66,10 @@ func agentWays() []agentWay {
 			start: (*agentBench).capturedPlain, to: func(*agentBench) string { return plainTo },
 		},
 		{
+			name: "captured-floor", gate: true, version: says("what that costs in Go and the kernel alone: the original destination, a CONNECT and two goroutines; no names, limits or policies"),
+			start: (*agentBench).capturedFloor, to: func(*agentBench) string { return floorTo },
+		},
+		{
 			name: "redsocks", program: "redsocks", gate: true, version: func(ctx context.Context) string {
 				return firstLine(ctx, "redsocks", "-v") + ": a rule of nftables leads to it, and it asks the gateway by CONNECT, without TLS"
 			},
@@ -87,7 +92,7 @@ admin: %s
 limits: {maxPendingConnections: -1, maxPendingPerClient: -1, maxConnectionsPerClient: -1, connectionRatePerClient: -1}
 log: {level: error}
 services:
-  - {name: %s, ports: [443], addresses: [10.76.0.1, 10.77.0.1], endpoints: ["%s"]}
+  - {name: %s, ports: [443], addresses: [10.76.0.1, 10.77.0.1, 10.79.0.1], endpoints: ["%s"]}
 `, r.listen, b.outside, apart(r.listen), keyFile("bench.crt"), keyFile("bench.key"), keyFile("ca.crt"), r.admin, serviceName(0), r.target(0)))
 	return exec.Command(r.culvert, "gateway", "--config", file), err
 }
@@ -148,6 +153,23 @@ services:
     via: [{connect: "%s"}]
 `, r.listen, r.admin, serviceName(0), b.gateway))
 	return exec.Command(r.culvert, "gateway", "--config", file), err
+}
+
+// capturedFloor does no more than it has to.
+func (b *agentBench) capturedFloor(r rig) (*exec.Cmd, error) {
+	if err := redirect("floor", floorNet, r.listen); err != nil {
+		return nil, err
+	}
+	config, err := json.Marshal(naiveConfig{Reverse: "captured", Listen: r.listen, At: b.gateway})
+	if err != nil {
+		return nil, err
+	}
+	file, err := r.write("captured-floor.json", string(config))
+	if err != nil {
+		return nil, err
+	}
+	self, err := os.Executable()
+	return exec.Command(self, "-role", "naive", "-naive-config", file), err
 }
 
 // redirect leads connections to a net to a listener on loopback.

@@ -78,7 +78,7 @@ func main() {
 	flag.StringVar(&o.tls, "tls", "", "TLS at the proxy to measure, a `regexp`, or none: terminated, originated, re-encrypted, identity")
 	flag.StringVar(&o.policy, "policy", "", "policies to measure, a `regexp`, or none: policies by address, policies by identity, policies of others, decisions")
 	flag.StringVar(&o.reverse, "reverse", "", "reverse sessions to measure, a `regexp`, or none: culvert, frp, frp-nomux, chisel, sshd, culvert-ssh")
-	flag.StringVar(&o.agent, "agent", "", "ways from a program to a service to measure beside the agent, a `regexp`, or none: direct, gateway, agent, in-its-place, captured, captured-plain, redsocks, proxychains; as root")
+	flag.StringVar(&o.agent, "agent", "", "ways from a program to a service to measure beside the agent, a `regexp`, or none: direct, gateway, agent, in-its-place, captured, captured-plain, captured-floor, redsocks, proxychains; as root")
 	flag.IntVar(&o.scale, "scale", 0, "hold as many idle tunnels as so `many` culverts can, instead")
 	role := flag.String("role", "", "internal: what this process does for the benchmark")
 	naive := flag.String("naive-config", "", "internal: the naive proxy's configuration")

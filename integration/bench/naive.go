@@ -34,6 +34,8 @@ func naiveMain(file string) error {
 	case "":
 	case "ssh":
 		return sshFloor(&config)
+	case "captured":
+		return captureFloor(&config)
 	default:
 		return tlsFloor(&config)
 	}
@@ -66,8 +68,8 @@ type naiveConfig struct {
 	Bare   bool   // splice by bare system calls
 	Floor  string // pass round trips to this address, and no more
 
-	Reverse string // "gateway" or "connector" of the floor of reverse sessions, with "mux-" of that of one connection, or "ssh" of that of ssh -R
-	At      string // where its connector connects to
+	Reverse string // "gateway" or "connector" of the floor of reverse sessions, with "mux-" of that of one connection, "ssh" of that of ssh -R, or "captured" of captured connections
+	At      string // where its connector connects to, or the gateway of captured connections
 }
 
 func (n *naiveConfig) serve(client *net.TCPConn) {
