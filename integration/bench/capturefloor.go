@@ -6,11 +6,9 @@ import (
 	"bufio"
 	"encoding/binary"
 	"fmt"
-	"io"
 	"net"
 	"net/http"
 	"net/netip"
-	"sync"
 	"syscall"
 	"unsafe"
 )
@@ -54,16 +52,7 @@ func (n *naiveConfig) serveCaptured(client *net.TCPConn) error {
 	if err != nil || answer.StatusCode != http.StatusOK || in.Buffered() > 0 {
 		return fmt.Errorf("CONNECT %s: %w", to, err)
 	}
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		_, _ = io.Copy(server, client)
-		_ = server.CloseWrite()
-	})
-	wg.Go(func() {
-		_, _ = io.Copy(client, server)
-		_ = client.CloseWrite()
-	})
-	wg.Wait()
+	copyBoth(client, server)
 	return nil
 }
 

@@ -100,6 +100,11 @@ func (n *naiveConfig) serve(client *net.TCPConn) {
 		bare(client, server)
 		return
 	}
+	copyBoth(client, server)
+}
+
+// copyBoth copies each direction until it ends, and passes its end on.
+func copyBoth(client, server *net.TCPConn) {
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		_, _ = io.Copy(server, client)

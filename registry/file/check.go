@@ -265,7 +265,7 @@ func (d *decoder) checkListeners() {
 		s, err := table().Find(req)
 		switch {
 		case err == nil && len(l.TLS) > 0 && s.StartTLS != "" && s.TLS == nil:
-			d.errorf(at.value("service"), "add tls to the service, or leave its startTLS out", "TLS ends for service %q, and startTLS has its endpoints expect TLS, which nobody would begin", clip(at.value("service").Value))
+			d.errorf(at.value("service"), "add tls to the service, or leave its startTLS out", "TLS of clients ends for service %q, and by startTLS its endpoints expect TLS, which the gateway does not begin without tls", clip(at.value("service").Value))
 		case err != nil:
 			d.errorf(at.value("service"), "name a service of this file, with its port", "service %q is not served: %v", clip(at.value("service").Value), strings.TrimPrefix(err.Error(), "registry: "))
 		case l.UDP() && len(s.Via) > 0 && !s.Via[len(s.Via)-1].CarriesDatagrams():

@@ -90,7 +90,7 @@ func checkPlugin(p *api.ExecConfig) error {
 	}
 	p.StdinUnavailable, p.StdinUnavailableMessage = true, "culvert gives plugins no terminal"
 	if p.InteractiveMode == api.AlwaysExecInteractiveMode {
-		return fmt.Errorf("the credential plugin %q has interactiveMode Always: it needs a terminal, which a gateway does not have; use a user whose credentials need no person", p.Command)
+		return fmt.Errorf("the credential plugin %q has interactiveMode Always: it asks at a terminal, and a gateway has none; use a user with a plugin that does not ask", p.Command)
 	}
 	if _, err := exec.LookPath(p.Command); err != nil {
 		if p.InstallHint != "" {

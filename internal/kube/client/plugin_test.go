@@ -80,7 +80,7 @@ current-context: a
 		}
 	}
 	for _, tt := range []struct{ name, command, interactive, more, want string }{
-		{"needs a terminal", self, "Always", "", "needs a terminal"},
+		{"needs a terminal", self, "Always", "", "asks at a terminal"},
 		{"missing", "culvert-has-no-such-plugin", "Never", "", "install it, or write its absolute path"},
 		{"missing, with a hint", "culvert-has-no-such-plugin", "Never", ", installHint: apt-get it", "apt-get it"},
 		{"missing beside the kubeconfig", "./plugin", "Never", "", filepath.Join(dir, "plugin")},
