@@ -42,11 +42,11 @@ type captureUpOptions struct {
 func newCapture() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "capture",
-		Short: "Lead connections of programs to an agent, by rules of the kernel",
-		Long: `Capture has the kernel lead TCP connections of programs that know nothing of an
-agent to a listener of the agent, by a table of nftables. The table stays until
-"culvert capture down": an agent without rights can serve what is captured, at a
-listener with the protocol captured. In a pod an init container runs "capture up",
+		Short: "Redirect connections of programs to an agent, by nftables rules",
+		Long: `Capture redirects TCP connections of unmodified programs to a listener of the
+agent, by a table of nftables. The table stays until "culvert capture down": an
+agent without privileges can serve what is captured, at a listener with the
+protocol captured. In a pod an init container runs "capture up",
 and the agent is a sidecar.
 
 It needs Linux and CAP_NET_ADMIN, and is about the network namespace that it runs
@@ -67,7 +67,7 @@ func newCaptureUp() *cobra.Command {
 	var o captureUpOptions
 	cmd := &cobra.Command{
 		Use:   "up",
-		Short: "Capture connections until they are let go by capture down",
+		Short: "Redirect connections until capture down",
 		Long: `Up captures TCP connections whose destination and program are those of the flags,
 in place of what the same --name has captured before. It may be run again: the
 same flags come to the same rules.
@@ -119,7 +119,7 @@ func newCaptureDown() *cobra.Command {
 	var name captureName
 	cmd := &cobra.Command{
 		Use:   "down",
-		Short: "Let connections go that capture up has captured",
+		Short: "Remove the rules of capture up",
 		Long: `Down removes the rules of "capture up" with the same --name, and what an agent has
 left that was killed. It is no error where there are none. Rules that belong to a
 running agent stay, and that is an error: they go with the agent.

@@ -33,7 +33,7 @@ func newDoctor() *cobra.Command {
 	var o doctorOptions
 	cmd := &cobra.Command{
 		Use:   "doctor",
-		Short: "Find out why gateways can't be reached from this machine",
+		Short: "Find out why this machine can't reach gateways",
 		Long: `Doctor checks what culvert needs on this machine and on the way to its gateways:
 the files of keys and CAs, the clock, DNS, each carrier to each gateway, captive
 portals, packets that are lost for their size, rules of others in nftables, user

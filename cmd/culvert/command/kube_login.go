@@ -94,7 +94,7 @@ already. A user with a plugin (exec) stays as it is, and kubectl runs the plugin
 func newKubeTools() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "kube",
-		Short:   "Have tools of Kubernetes reach clusters through gateways",
+		Short:   "Set up kubectl to reach clusters through gateways",
 		Example: "  culvert kube login west --server kube.west.shop.example --user me",
 		Args:    subcommand,
 		RunE:    func(cmd *cobra.Command, _ []string) error { return cmd.Help() },

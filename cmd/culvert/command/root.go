@@ -171,9 +171,10 @@ func New() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "culvert",
 		Short: "Join services across networks without a VPN",
-		Long: `Culvert is a gateway at a network's edge. It reads the name a client asks for,
-in the ClientHello of its TLS or in an HTTP CONNECT, and passes the bytes to the
-right service inside. It never decrypts: mutual TLS goes end to end.`,
+		Long: `Culvert joins services across networks without a VPN. A gateway at a network's
+edge reads the name that a client asks for, in the ClientHello of its TLS or in
+an HTTP CONNECT, and passes the bytes to the right service inside. TLS is not
+decrypted unless the configuration says so: mutual TLS goes end to end.`,
 		Example: `  culvert demo --once
   culvert gateway --listen :443 --route orders.example.com=10.0.1.7:8443
   culvert probe orders.example.com --via gateway.example.com:443 --mode sni`,
@@ -193,8 +194,24 @@ right service inside. It never decrypts: mutual TLS goes end to end.`,
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return usageError(fmt.Sprintf("see %q", cmd.CommandPath()+" --help"), "%w", err)
 	})
-	root.AddCommand(newGateway(), newAgent(), newConnect(), newExec(), newEnter(), newRestore(), newCapture(), newDNS(), newProbe(), newDoctor(), newExplain(), newPolicy(), newExposed(), newStatus(), newTunnels(), newPeers(), newInvite(), newJoin(), newDevices(), newNAT(), newRefusals(), newConnectors(), newExpose(), newPorts(), newResolve(), newRegistry(), newConfig(), newCA(), newInstall(), newKubeTools(), newDemo(), newVersion())
+	addGroup(root, "Run:", newGateway(), newAgent(), newDNS(), newDemo())
+	addGroup(root, "Programs and services of this machine:", newConnect(), newExec(), newCapture(), newExpose(), newKubeTools())
+	addGroup(root, "Sites and devices:", newInvite(), newJoin(), newPeers(), newDevices())
+	addGroup(root, "A running gateway:", newStatus(), newTunnels(), newRefusals(), newConnectors(), newNAT())
+	addGroup(root, "Names, routes and policies:", newRegistry(), newResolve(), newExplain(), newExposed(), newPolicy(), newPorts())
+	addGroup(root, "Faults:", newDoctor(), newProbe())
+	addGroup(root, "Set up:", newConfig(), newInstall(), newCA())
+	root.AddCommand(newVersion(), newEnter(), newRestore())
 	return root
+}
+
+// addGroup adds commands under a heading of the help.
+func addGroup(root *cobra.Command, heading string, commands ...*cobra.Command) {
+	root.AddGroup(&cobra.Group{ID: heading, Title: heading})
+	for _, cmd := range commands {
+		cmd.GroupID = heading
+	}
+	root.AddCommand(commands...)
 }
 
 // args makes a positional-argument check a usage error with a hint.
