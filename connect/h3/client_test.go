@@ -288,37 +288,22 @@ func TestAddressesRace(t *testing.T) {
 	}
 }
 
-// TestConnectionsOfARace: of two that have connected one is kept, and the other one is closed.
-func TestConnectionsOfARace(t *testing.T) {
+// TestDialedClose checks that a connection which lost a race is closed, and its socket with it.
+func TestDialedClose(t *testing.T) {
 	g := serve(t, tunneltest.Table{"svc:1": testnet.Echo(t).Addr()}, &Server{})
-	to := netip.MustParseAddrPort(g.addr)
-	d := newDialer(t, g.addr)
 	cfg := clientTLS()
 	cfg.NextProtos = []string{"h3"}
-	var ready sync.WaitGroup
-	ready.Add(2)
-	var mu sync.Mutex // guards all
-	var all []dialed
-	kept := race(t.Context(), []netip.Addr{to.Addr(), to.Addr()}, func(ctx context.Context, addr netip.Addr) (c dialed) {
-		c.qc, c.tr, c.err = d.dialOne(ctx, netip.AddrPortFrom(addr, to.Port()), cfg)
-		mu.Lock()
-		all = append(all, c)
-		mu.Unlock()
-		ready.Done()
-		ready.Wait() // both have connected
-		return c
-	})
-	if kept.err != nil {
-		t.Fatal(kept.err)
+	c, err := newDialer(t, g.addr).dialOne(t.Context(), netip.MustParseAddrPort(g.addr), cfg)
+	if err != nil {
+		t.Fatal(err)
 	}
-	for _, c := range all {
-		if open := c.qc.Context().Err() == nil; open != (c.qc == kept.qc) {
-			t.Errorf("a connection is open: %v, and kept: %v", open, c.qc == kept.qc)
-		}
+	c.close()
+	if c.qc.Context().Err() == nil {
+		t.Error("the connection is open")
 	}
-	_ = kept.qc.CloseWithError(0, "")
-	_ = kept.tr.Close()
-	_ = kept.tr.Conn.Close()
+	if _, err := c.tr.Conn.WriteTo(nil, c.qc.RemoteAddr()); !errors.Is(err, net.ErrClosed) {
+		t.Errorf("a write to the socket got %v, want %v", err, net.ErrClosed)
+	}
 }
 
 // TestHandshakeDone checks that no request is sent where the end of the handshake is

@@ -13,6 +13,7 @@ import (
 
 	"culvert.dev/connect"
 	"culvert.dev/connect/internal/mux"
+	"culvert.dev/internal/race"
 	"culvert.dev/tunnel"
 )
 
@@ -179,73 +180,25 @@ func (d *Dialer) dial(ctx context.Context) (*quic.Conn, *quic.Transport, error) 
 	if len(addrs) == 0 {
 		return nil, nil, connect.Unusable(d.Proxy, "cannot be reached", errors.New("the lookup found none"))
 	}
-	c := race(ctx, addrs[:min(len(addrs), maxAddrs)], func(ctx context.Context, addr netip.Addr) (c dialed) {
-		c.qc, c.tr, c.err = d.dialOne(ctx, netip.AddrPortFrom(addr.Unmap(), to.Port), cfg)
-		return c
-	})
-	if c.err != nil {
-		return nil, nil, connect.Unusable(d.Proxy, "cannot be reached", c.err)
+	c, err := race.First(ctx, min(len(addrs), maxAddrs), func(ctx context.Context, i int) (dialed, error) {
+		return d.dialOne(ctx, netip.AddrPortFrom(addrs[i].Unmap(), to.Port), cfg)
+	}, dialed.close)
+	if err != nil {
+		return nil, nil, connect.Unusable(d.Proxy, "cannot be reached", err)
 	}
 	return c.qc, c.tr, nil
 }
 
-// raceDelay is how long an address has to answer before the next one is tried as well, as RFC 8305
-// section 5 has it of connection attempts.
-const raceDelay = 300 * time.Millisecond
-
-// dialed is what came of one address.
+// A dialed is a connection and the transport it has for itself.
 type dialed struct {
-	qc  *quic.Conn
-	tr  *quic.Transport
-	err error
+	qc *quic.Conn
+	tr *quic.Transport
 }
 
-// race dials addrs, of which there is at least one, and returns the first connection, or else the
-// last error. The next dial begins when one has failed, or the one before has not answered within
-// raceDelay. The others have ended when it returns, and what they have connected is closed.
-func race(ctx context.Context, addrs []netip.Addr, dial func(ctx context.Context, addr netip.Addr) dialed) (first dialed) {
-	ctx, cancel := context.WithCancel(ctx)
-	results := make(chan dialed, len(addrs))
-	var wg sync.WaitGroup
-	defer func() {
-		cancel()
-		wg.Wait()
-		close(results)
-		for c := range results {
-			if c.err == nil {
-				_ = c.qc.CloseWithError(quic.ApplicationErrorCode(NoError), "")
-				_ = c.tr.Close()
-				_ = c.tr.Conn.Close()
-			}
-		}
-	}()
-	next := time.NewTimer(0)
-	defer next.Stop()
-	for started, ended := 0, 0; ; {
-		select {
-		case first = <-results:
-			if ended++; first.err == nil || ended == len(addrs) || ctx.Err() != nil {
-				return first
-			}
-		case <-next.C:
-		}
-		if started == len(addrs) {
-			continue
-		}
-		addr := addrs[started]
-		started++
-		next.Reset(raceDelay)
-		wg.Go(func() {
-			var c dialed
-			defer func() {
-				if v := recover(); v != nil {
-					c.err = tunnel.Caught(v)
-				}
-				results <- c
-			}()
-			c = dial(ctx, addr)
-		})
-	}
+func (c dialed) close() {
+	_ = c.qc.CloseWithError(quic.ApplicationErrorCode(NoError), "")
+	_ = c.tr.Close()
+	_ = c.tr.Conn.Close()
 }
 
 func (d *Dialer) lookup(ctx context.Context, host string) ([]netip.Addr, error) {
@@ -256,10 +209,10 @@ func (d *Dialer) lookup(ctx context.Context, host string) ([]netip.Addr, error) 
 }
 
 // dialOne dials one address.
-func (d *Dialer) dialOne(ctx context.Context, to netip.AddrPort, cfg *tls.Config) (*quic.Conn, *quic.Transport, error) {
+func (d *Dialer) dialOne(ctx context.Context, to netip.AddrPort, cfg *tls.Config) (dialed, error) {
 	pc, err := d.listen(ctx, to)
 	if err != nil {
-		return nil, nil, err
+		return dialed{}, err
 	}
 	ping, pong := mux.OrDefault(d.Ping, DefaultPing), mux.OrDefault(d.Pong, DefaultPong)
 	conf := quicConfig()
@@ -279,12 +232,12 @@ func (d *Dialer) dialOne(ctx context.Context, to netip.AddrPort, cfg *tls.Config
 	if err != nil {
 		_ = tr.Close()
 		_ = pc.Close()
-		return nil, nil, err
+		return dialed{}, err
 	}
 	if socket != nil {
 		socket.on.Store(true)
 	}
-	return qc, tr, nil
+	return dialed{qc, tr}, nil
 }
 
 func (d *Dialer) listen(ctx context.Context, to netip.AddrPort) (net.PacketConn, error) {

@@ -13,6 +13,7 @@ import (
 	"syscall"
 	"time"
 
+	"culvert.dev/internal/race"
 	"culvert.dev/tunnel"
 )
 
@@ -36,7 +37,7 @@ const (
 )
 
 // A FallbackDialer opens connections to one gateway by one carrier, or by several in order of
-// preference. Of several, if a carrier does not complete its handshakes within raceDelay, the next
+// preference. Of several, if a carrier does not complete its handshakes within race.Delay, the next
 // one starts, and the first that is ready sends the request. If that carrier then fails
 // without an answer of the gateway, those that are left are tried: the client has been
 // promised nothing yet.
@@ -231,7 +232,7 @@ func (a *fallbackAttempt) run() (net.Conn, error) {
 			}
 		}()
 	}
-	next := time.NewTimer(raceDelay)
+	next := time.NewTimer(race.Delay)
 	defer next.Stop()
 	var errs []error
 	start()
@@ -257,7 +258,7 @@ func (a *fallbackAttempt) run() (net.Conn, error) {
 		}
 		if len(dials) < len(order) {
 			start()
-			next.Reset(raceDelay)
+			next.Reset(race.Delay)
 		}
 	}
 }
@@ -361,7 +362,7 @@ func (a *fallbackAttempt) check(ctx context.Context, c *fallbackCarrier) <-chan 
 					dead <- true
 					return
 				case err == nil && grace == nil:
-					grace = time.After(raceDelay)
+					grace = time.After(race.Delay)
 				case left == 0 && grace == nil:
 					dead <- false
 					return

@@ -7,6 +7,7 @@ import (
 	"net"
 	"time"
 
+	"culvert.dev/internal/race"
 	"culvert.dev/tunnel"
 )
 
@@ -16,7 +17,7 @@ const (
 
 	// trialWait is how long the request that starts a trial waits for it: a gateway that is
 	// reachable again answers within that.
-	trialWait = raceDelay
+	trialWait = race.Delay
 )
 
 // An outage is a time in which a gateway completes handshakes by no carrier. A request that

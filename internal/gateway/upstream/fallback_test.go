@@ -98,8 +98,13 @@ func (f *fakeCarrier) dial(ctx context.Context, fresh bool) (net.Conn, error) {
 	if answerErr != nil {
 		return nil, answerErr
 	}
-	return &conn{}, nil
+	return openConn{}, nil
 }
+
+// An openConn can be closed, and nothing else.
+type openConn struct{ net.Conn }
+
+func (openConn) Close() error { return nil }
 
 // counts returns how many handshakes it has begun, and how many requests it has sent.
 func (f *fakeCarrier) counts() (handshakes, requests int) {

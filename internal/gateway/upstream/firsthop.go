@@ -9,6 +9,7 @@ import (
 
 	"culvert.dev/connect"
 	"culvert.dev/connect/h3"
+	"culvert.dev/internal/race"
 	"culvert.dev/registry"
 	"culvert.dev/tunnel"
 )
@@ -130,9 +131,9 @@ func (d directDialer) DialHandshake(ctx context.Context, _, addr string, handsha
 	if err != nil {
 		return nil, err
 	}
-	return race(ctx, min(len(addrs), maxFirstHopAddrs), func(ctx context.Context, i int) (net.Conn, error) {
+	return race.First(ctx, min(len(addrs), maxFirstHopAddrs), func(ctx context.Context, i int) (net.Conn, error) {
 		return dial(ctx, tunnel.Endpoint{Addr: netip.AddrPortFrom(addrs[i], to.Port), Host: host, Named: registry.IsLocalhost(host)})
-	})
+	}, func(c net.Conn) { _ = c.Close() })
 }
 
 // maxFirstHopAddrs is how many addresses of the first hop are tried.
