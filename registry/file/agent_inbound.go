@@ -118,6 +118,61 @@ func (a *Agent) addInbound(d *decoder, c *configuration, at mapping) {
 		addTo(d, "listeners", "a listener", listener, &c.Listeners)
 		addInboundPolicy(d, c, "nothing else at "+l.Listen, mappingNode(l.at, "listeners", sequenceNode(l.at, address)))
 	}
+	a.checkTold(d, at)
+	if c.Reverse != nil {
+		a.holdReverse(d, c.Reverse, at)
+	}
+}
+
+// sameProgram reports whether two addresses on loopback may be those of one program.
+func sameProgram(a, b string) bool {
+	hostA, portA, errA := net.SplitHostPort(a)
+	hostB, portB, errB := net.SplitHostPort(b)
+	return errA == nil && errB == nil && portA == portB && (hostA == hostB || hostA == "localhost" || hostB == "localhost")
+}
+
+// checkTold finds callers that could write what a program takes for the word of the agent: those
+// that come to it without a PROXY header of the agent.
+func (a *Agent) checkTold(d *decoder, at mapping) {
+	for i := range a.Inbound {
+		in := &a.Inbound[i]
+		k := slices.IndexFunc(a.Inbound, func(b AgentInbound) bool { return sameProgram(b.To, in.To) && b.Tell == "proxy" })
+		if in.Tell == "nothing" && k >= 0 {
+			d.errorf(at.item("inbound", i), "write tell: proxy here, too, or give this one a port of the program that expects no header",
+				"the program at %q expects the PROXY header of line %d, and here the agent sends none: callers could write the header themselves", in.To, at.item("inbound", k).Line)
+		}
+	}
+}
+
+// holdReverse has what r exposes of inbound services be for the callers that those allow. The
+// gateways decide by it, as requests on their sessions have no identity of a caller.
+func (a *Agent) holdReverse(d *decoder, r *reverseSessions, at mapping) {
+	for i := range r.Expose {
+		e, n := &r.Expose[i], d.root.object("reverse").item("expose", i)
+		to := mapping{n}.word("to")
+		var allow []string
+		for k, in := range a.Inbound {
+			line := at.item("inbound", k).Line
+			switch {
+			case sameProgram(to, in.To) && in.Tell == "proxy":
+				d.errorf(mapping{n}.value("to"), "leave to out, and expose the name of the inbound listener",
+					"the program at %q expects the PROXY header of line %d, and to sends none: callers could write the header themselves", to, line)
+			case in.Name == (tunnel.Pattern{}) || len(e.Allow) > 0:
+			case in.Name == e.Name:
+				allow = append(allow, in.Allow...)
+			case to == "" && e.Name.Matches(in.Name.Suffix) && !slices.ContainsFunc(r.Expose, func(o exposed) bool { return o.Name == in.Name }):
+				d.errorf(n, "expose that name beside the wildcard, or add allow",
+					"name %q exposes %q of agent.inbound in line %d, too, to any caller that the gateways let in", e.Name, in.Name, line)
+			}
+		}
+		if len(allow) > 0 && e.Group != "" {
+			d.warnf(n, "", "name %q has a group of the gateways' configuration, so their policies decide who may connect, and not allow of agent.inbound", e.Name)
+			continue
+		}
+		if slices.Sort(allow); len(allow) > 0 {
+			e.Allow = slices.Compact(allow)
+		}
+	}
 }
 
 // share has in use the listener l, too, where they go together.

@@ -49,4 +49,12 @@ func TestAgentInbound(t *testing.T) {
 	if want := []string{":8443[gw.example.com] 2", ":15008[mesh.example.com] 1", ":15008[gw.example.com] 1", nameless + "[inbound-127-0-0-1-8444.invalid] 1", ":8443[] 0", ":15008[] 0", nameless + "[] 0"}; !slices.Equal(got, want) {
 		t.Errorf("the policies are %q, want %q", got, want)
 	}
+	// By a reverse session they are for the callers of all entries, where that says nothing else.
+	var exposed []string
+	for _, e := range c.Reverse.Expose {
+		exposed = append(exposed, fmt.Sprint(e.Name.String(), e.Allow))
+	}
+	if want := []string{"gw.example.com[spiffe://corp.example/b spiffe://corp.example/c spiffe://corp.example/ns/*]", "mesh.example.com[spiffe://corp.example/z]", "other.example.com[]"}; !slices.Equal(exposed, want) {
+		t.Errorf("exposed are %q, want %q", exposed, want)
+	}
 }
