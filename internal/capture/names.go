@@ -6,6 +6,7 @@ import (
 	"hash/fnv"
 	"net/netip"
 	"sync"
+	"time"
 
 	"culvert.dev/tunnel"
 )
@@ -21,18 +22,32 @@ var (
 // range. The one that was not used for the longest time loses its own.
 const maxNames = 1 << 16
 
+// minHeld is how long a name has its address for itself since it was last used. Programs keep
+// an address for longer than the 5 s of the answer: Java for 30 s, browsers for a minute. With
+// another name's they would reach the wrong service.
+const minHeld = 2 * time.Minute
+
 // Names gives addresses to names that are asked for, so that a captured connection to one has
 // its name again. The zero value is ready to use.
 type Names struct {
 	mu     sync.Mutex // guards what follows
 	byName map[tunnel.Name]*list.Element
 	byAddr map[uint32]*list.Element // by the number of an address in either range
-	used   list.List                // of namedAddr, the last used first
+	used   list.List                // of *namedAddr, the last used first
 }
 
 type namedAddr struct {
 	name   tunnel.Name
 	number uint32
+	last   time.Time // when it was used
+}
+
+// use notes that a name is used. The caller holds mu.
+func (n *Names) use(e *list.Element) *namedAddr {
+	one := e.Value.(*namedAddr)
+	one.last = time.Now()
+	n.used.MoveToFront(e)
+	return one
 }
 
 // NameRanges returns the ranges that addresses of Names are from.
@@ -41,7 +56,7 @@ func NameRanges() []netip.Prefix { return []netip.Prefix{namesRange4, namesRange
 // Addrs returns the addresses of a name, the same for as long as it is used. They are found by
 // the name, so that a program that has one still has that name's after a restart of the agent:
 // another name gets it only where that is asked for first and would have had the same, or one
-// just before.
+// just before. They are zero where as many names as have an address were used lately.
 func (n *Names) Addrs(name tunnel.Name) (v4, v6 netip.Addr) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -49,19 +64,21 @@ func (n *Names) Addrs(name tunnel.Name) (v4, v6 netip.Addr) {
 		n.byName, n.byAddr = map[tunnel.Name]*list.Element{}, map[uint32]*list.Element{}
 	}
 	e, ok := n.byName[name]
-	if ok {
-		n.used.MoveToFront(e)
-	} else {
+	if !ok {
 		if n.used.Len() >= maxNames {
-			oldest := n.used.Remove(n.used.Back()).(namedAddr)
+			oldest := n.used.Back().Value.(*namedAddr)
+			if time.Since(oldest.last) < minHeld {
+				return netip.Addr{}, netip.Addr{}
+			}
+			n.used.Remove(n.used.Back())
 			delete(n.byName, oldest.name)
 			delete(n.byAddr, oldest.number)
 		}
 		number := n.free(name)
-		e = n.used.PushFront(namedAddr{name, number})
+		e = n.used.PushFront(&namedAddr{name: name, number: number})
 		n.byName[name], n.byAddr[number] = e, e
 	}
-	number := e.Value.(namedAddr).number
+	number := n.use(e).number
 	a4, a6 := namesRange4.Addr().As4(), namesRange6.Addr().As16()
 	binary.BigEndian.PutUint32(a4[:], binary.BigEndian.Uint32(a4[:])+number)
 	binary.BigEndian.PutUint32(a6[12:], number)
@@ -101,8 +118,7 @@ func (n *Names) Name(a netip.Addr) (name tunnel.Name, mine bool) {
 	if !ok {
 		return tunnel.Name{}, true
 	}
-	n.used.MoveToFront(e)
-	return e.Value.(namedAddr).name, true
+	return n.use(e).name, true
 }
 
 // Resolve is for Protocol.Resolve: a request to the address of a name is one for the name.

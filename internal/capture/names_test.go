@@ -5,11 +5,15 @@ import (
 	"net/netip"
 	"slices"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"culvert.dev/tunnel"
 )
 
-func TestNames(t *testing.T) {
+func TestNames(t *testing.T) { synctest.Test(t, testNames) }
+
+func testNames(t *testing.T) {
 	var n Names
 	name := func(i int) tunnel.Name {
 		name, err := tunnel.ParseName(fmt.Sprintf("s%d.example", i))
@@ -43,6 +47,20 @@ func TestNames(t *testing.T) {
 	}
 	_, _ = n.Addrs(name(0))
 	_, _ = n.Addrs(name(1))
+	time.Sleep(minHeld - 1)
+	if v4, v6 := n.Addrs(name(maxNames)); v4.IsValid() || v6.IsValid() {
+		t.Errorf("another name has %s and %s, which a program may have as that of the last one", v4, v6)
+	}
+	if got, _ := n.Name(lost); got != name(2) {
+		t.Errorf("%s has the name %q, want %q", lost, got, name(2))
+	}
+	time.Sleep(minHeld - 1)
+	for i := 3; i < maxNames; i++ {
+		_, _ = n.Addrs(name(i))
+	}
+	_, _ = n.Addrs(name(0))
+	_, _ = n.Addrs(name(1))
+	time.Sleep(1)
 	newest, _ := n.Addrs(name(maxNames))
 	if got, mine := n.Name(newest); got != name(maxNames) || !mine {
 		t.Errorf("%s has the name %q, %v", newest, got, mine)
