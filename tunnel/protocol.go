@@ -56,6 +56,11 @@ type PreambleEnder interface {
 	// less: for what people do meanwhile. There is no more time while memory is short.
 	ExtendPreamble(d time.Duration)
 
+	// LimitRead has reads of the connection fail from t on, while the preamble lasts; the zero
+	// Time lifts that. It changes nothing where the time for the preamble is over, or the
+	// connection has to make room: its reads fail then whatever t is.
+	LimitRead(t time.Time)
+
 	// EndPreamble says that the client is let in, and has asked for nothing yet. It
 	// lifts the read deadline.
 	EndPreamble()

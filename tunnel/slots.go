@@ -54,10 +54,25 @@ func (k *slot) settle() bool {
 	defer s.mu.Unlock()
 	was := k.silence
 	k.silence = settled
-	if was == silent && !k.expired && !k.evicted.Load() {
-		_ = k.SetReadDeadline(time.Time{})
+	if was == silent {
+		k.limitRead(time.Time{})
 	}
 	return was == silent
+}
+
+// limitRead is LimitRead for a caller that holds server.mu.
+func (k *slot) limitRead(t time.Time) {
+	if !k.expired && !k.evicted.Load() {
+		_ = k.SetReadDeadline(t)
+	}
+}
+
+// LimitRead implements PreambleEnder.
+func (k *slot) LimitRead(t time.Time) {
+	s := k.server
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	k.limitRead(t)
 }
 
 // ExtendPreamble implements PreambleEnder.
@@ -74,9 +89,7 @@ func (k *slot) EndPreamble() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.slots.removePending(k)
-	if !k.expired && !k.evicted.Load() {
-		_ = k.SetReadDeadline(time.Time{})
-	}
+	k.limitRead(time.Time{})
 }
 
 // slots is the Server's account of its connections. The Server's mu guards it.

@@ -9,6 +9,8 @@ import (
 
 	"golang.org/x/crypto/ssh"
 	"golang.org/x/sys/cpu"
+
+	"culvert.dev/tunnel"
 )
 
 // ciphers authenticate what they carry, by themselves or with one of macs.
@@ -72,8 +74,8 @@ func (s *session) ciphers() []string {
 			return ciphers
 		case is && !timed:
 			timed = true
-			_ = s.c.SetReadDeadline(time.Now().Add(kexInitWait))
-			defer s.c.SetReadDeadline(time.Time{})
+			s.limitRead(time.Now().Add(kexInitWait))
+			defer s.limitRead(time.Time{})
 		}
 		if client, whole := readKexInit(b); whole {
 			return ciphersFor(client)
@@ -81,6 +83,16 @@ func (s *session) ciphers() []string {
 		if s.c.Fill(maxVersion+maxKexInit) != nil {
 			return ciphers // the library reads on, or gets the error again
 		}
+	}
+}
+
+// limitRead has reads of the connection fail from t on, the zero Time for never. Where the Server
+// has said that the time of the connection is up, they fail whatever t is.
+func (s *session) limitRead(t time.Time) {
+	if ender, ok := s.h.(tunnel.PreambleEnder); ok {
+		ender.LimitRead(t)
+	} else {
+		_ = s.c.SetReadDeadline(t)
 	}
 }
 

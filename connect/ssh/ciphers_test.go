@@ -1,12 +1,21 @@
 package ssh
 
 import (
+	"bufio"
 	"encoding/binary"
+	"errors"
+	"io"
+	"net"
+	"os"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/crypto/ssh"
+
+	"culvert.dev/tunnel"
+	"culvert.dev/tunnel/tunneltest"
 )
 
 // kexInitOf is what a client begins with that has these ciphers and MACs in both directions.
@@ -45,6 +54,36 @@ func TestCiphersOfClients(t *testing.T) {
 		if _, done := readKexInit(whole[:n]); done {
 			t.Fatalf("%d of %d bytes are a whole message", n, len(whole))
 		}
+	}
+}
+
+// A connection that has to make room ends while its first message is awaited, although that wait
+// has a deadline of its own.
+func TestMakesRoomWhileTheFirstMessageIsAwaited(t *testing.T) {
+	p := newProtocol(t, newKey(t).PublicKey(), "")
+	g := tunneltest.Serve(t, tunneltest.Setup{
+		Protocols: []tunnel.Protocol{p}, Resolver: tunneltest.Table{},
+		Limits: tunnel.Limits{MaxPendingConnections: 1, HandshakeTimeout: time.Hour, ConnectionRatePerClient: -1},
+	})
+	dial := func() net.Conn {
+		c, err := net.Dial("tcp", g.Addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = c.Close() })
+		_ = c.SetDeadline(time.Now().Add(loginTimeout / 2))
+		if _, err := c.Write([]byte("SSH-2.0-OpenSSH_9.2p1\r\n")); err != nil {
+			t.Fatal(err)
+		}
+		if line, err := bufio.NewReader(c).ReadString('\n'); err != nil || line != version+"\r\n" {
+			t.Fatalf("%q, %v, want the version of the server", line, err)
+		}
+		return c
+	}
+	first := dial()
+	dial() // within the wait for the first message of the other one
+	if _, err := io.Copy(io.Discard, first); errors.Is(err, os.ErrDeadlineExceeded) {
+		t.Error("the connection that had to make room is open")
 	}
 }
 
