@@ -5,32 +5,22 @@ import (
 	"encoding/json"
 	"errors"
 	"net"
-	"path/filepath"
 	"strings"
 
 	"github.com/spf13/cobra"
 
-	"culvert.dev/identity/enroll"
 	"culvert.dev/registry/file"
 )
 
 // agentFlags say what "agent" of a configuration file does.
 type agentFlags struct {
-	gateways   []string
-	cert       string
-	key        string
-	ca         string
-	token      string
-	serverName string
-	peers      []string
-	names      []string
-	proxy      string
-	forwards   []string // LOCAL=NAME[:PORT]
-	dns        []string // HOST:PORT, for UDP and TCP
-	upstream   string   // URL of a proxy on the way to the gateways
-	state      string   // the folder where this device has joined
-
-	joined *enroll.Membership // in state; nil where the flags say who this is
+	gatewayAccess
+	gateways []string
+	names    []string
+	proxy    string
+	forwards []string // LOCAL=NAME[:PORT]
+	dns      []string // HOST:PORT, for UDP and TCP
+	upstream string   // URL of a proxy on the way to the gateways
 }
 
 func newAgent() *cobra.Command {
@@ -82,48 +72,23 @@ flags in its place: what a gateway can do, an agent can.`,
 	return cmd
 }
 
+// gatewayFlags are the flags that addGateway makes.
+var gatewayFlags = append([]string{"gateway", "peer", "upstream-proxy"}, gatewayAccessFlags...)
+
 // addGateway adds the flags that say which gateways are asked, and who asks. The flag config is
 // there already.
 func (a *agentFlags) addGateway(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.StringArrayVar(&a.gateways, "gateway", nil, "`HOST[:PORT]` of a gateway (default port: 443); repeatable")
-	f.StringVar(&a.cert, "cert", "", "file with the certificate chain to show to the gateways, PEM")
-	f.StringVar(&a.key, "key", "", "file with its private key, PEM (default: that of --cert)")
-	f.StringVar(&a.ca, "ca", "", "file with CA certificates for the gateways, PEM (default: the system's)")
-	f.StringVar(&a.token, "token-file", "", "file with a bearer token for the gateways")
-	f.StringVar(&a.serverName, "server-name", "", "name in the gateways' certificates (default: the host of --gateway)")
-	f.StringArrayVar(&a.peers, "peer", nil, "SPIFFE `ID` that a gateway may have in place of the name in its certificate; repeatable")
 	f.StringVar(&a.upstream, "upstream-proxy", "", "`URL` of the HTTP proxy through which the gateways are reached; one that asks for a password needs --config")
-	f.StringVar(&a.state, "state", "", "`FOLDER` in which this device has joined (default: "+stateFolderHelp+")")
-	for _, name := range []string{"gateway", "cert", "key", "ca", "token-file", "server-name", "peer", "upstream-proxy", "state"} {
+	a.gatewayAccess.add(cmd, "gateway", "peer")
+	for _, name := range gatewayFlags {
 		cmd.MarkFlagsMutuallyExclusive("config", name)
 	}
 	_ = cmd.MarkFlagFilename("config", "yaml", "yml")
-	for _, name := range []string{"cert", "key", "ca"} {
-		_ = cmd.MarkFlagFilename(name, "pem", "crt", "key")
-	}
-	_ = cmd.MarkFlagFilename("token-file")
-	_ = cmd.MarkFlagDirname("state")
-	for _, name := range []string{"gateway", "server-name", "peer", "upstream-proxy"} {
+	for _, name := range []string{"gateway", "upstream-proxy"} {
 		_ = cmd.RegisterFlagCompletionFunc(name, cobra.NoFileCompletions)
 	}
-}
-
-// useJoined has the gateway and the identity be those of a device that has joined, where no
-// flag says anything else.
-func (a *agentFlags) useJoined() error {
-	if a.cert != "" || a.key != "" || a.ca != "" || a.token != "" || a.serverName != "" || len(a.peers) > 0 {
-		return noState(a.state)
-	}
-	m, at, err := joinedAt(a.state)
-	if err != nil || m == nil {
-		return err
-	}
-	a.joined, a.state = m, at
-	if len(a.gateways) == 0 {
-		a.gateways = []string{m.Gateway}
-	}
-	return nil
 }
 
 // check finds mistakes in the flags, and puts the defaults in.
@@ -131,22 +96,16 @@ func (a *agentFlags) check() error {
 	if err := a.useJoined(); err != nil {
 		return err
 	}
-	switch {
-	case len(a.gateways) == 0:
-		return usageError("add --gateway HOST[:PORT], or --config FILE, or run culvert join with a token of a gateway first", "by which gateway?")
-	case a.joined != nil:
-	case a.cert == "" && a.key != "":
-		return usageError("give --cert, too", "--key needs --cert")
-	case a.cert == "" && a.token == "":
-		return usageError("give --cert and --key, or --token-file", "gateways let no unknown caller in")
+	if len(a.gateways) == 0 {
+		if a.joined == nil {
+			return usageError("add --gateway HOST[:PORT], or --config FILE, or run culvert join with a token of a gateway first", "by which gateway?")
+		}
+		a.gateways = []string{a.joined.Gateway}
 	}
 	for i, to := range a.gateways {
 		a.gateways[i] = withPort(to, "443")
 	}
-	if a.cert != "" && a.key == "" {
-		a.key = a.cert
-	}
-	return nil
+	return a.gatewayAccess.check()
 }
 
 // withPort returns HOST:PORT of an address that may have no port.
@@ -171,24 +130,12 @@ func (a *agentFlags) load() (*file.Config, error) {
 			agent["transports"] = []string{"connect", "connect-h2", "connect-h3", "websocket"}
 		}
 	}
-	var err error
-	full := func(path string) string {
-		name, absErr := filepath.Abs(path)
-		err = errors.Join(err, absErr)
-		return name
-	}
 	// By name, so that the files are followed: short-lived certificates are renewed.
 	if a.cert != "" {
 		agent["key"] = "agent"
-		identity["keys"] = map[string]any{"agent": map[string]any{"certificateFile": full(a.cert), "keyFile": full(a.key)}}
+		identity["keys"] = map[string]any{"agent": map[string]any{"certificateFile": a.cert, "keyFile": a.key}}
 	}
-	if a.ca != "" {
-		agent["caFile"] = full(a.ca)
-	}
-	if a.token != "" {
-		agent["tokenFile"] = full(a.token)
-	}
-	for key, value := range map[string]string{"serverName": a.serverName, "proxy": a.proxy} {
+	for key, value := range map[string]string{"caFile": a.ca, "tokenFile": a.token, "serverName": a.serverName, "proxy": a.proxy} {
 		if value != "" {
 			agent[key] = value
 		}
@@ -215,9 +162,6 @@ func (a *agentFlags) load() (*file.Config, error) {
 			listen = append(listen, "udp://"+address, "tcp://"+address)
 		}
 		agent["dns"] = map[string]any{"listen": listen}
-	}
-	if err != nil {
-		return nil, err
 	}
 	content := map[string]any{"agent": agent, "identity": identity}
 	if a.upstream != "" {

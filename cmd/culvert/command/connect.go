@@ -64,7 +64,7 @@ output, and the exit code is 1.`,
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(cmd *cobra.Command, a []string) error {
 			o.target = net.JoinHostPort(a[0], a[1])
-			for _, name := range []string{"config", "gateway", "cert", "key", "ca", "token-file", "server-name", "peer", "upstream-proxy", "state"} {
+			for _, name := range append([]string{"config"}, gatewayFlags...) {
 				o.direct = o.direct || cmd.Flags().Changed(name)
 			}
 			if o.direct && cmd.Flags().Changed("agent") {

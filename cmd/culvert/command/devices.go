@@ -70,14 +70,6 @@ func joinedAt(folder string) (m *enroll.Membership, at string, err error) {
 	return m, at, err
 }
 
-// noState refuses a folder beside flags that have another identity.
-func noState(folder string) error {
-	if folder == "" {
-		return nil
-	}
-	return usageError("leave out one of them", "--state has an identity, and so have --cert, --key, --ca, --token-file, --server-name and --peer")
-}
-
 // joinedKey is the name of the key of a device that has joined.
 const joinedKey = "device"
 

@@ -31,7 +31,7 @@ func newSickMachine(t *testing.T, w *reverseWorld) *sickMachine {
 	m.sysctl(t, "user/max_user_namespaces", "1000")
 	m.d.nft = func(context.Context) ([]byte, error) { return []byte(`{"nftables":[]}`), nil }
 	m.o.timeout = patience
-	m.o.agent = agentFlags{gateways: []string{w.gateway.addrs[0]}, serverName: "gw1.example", proxy: "unix:" + filepath.Join(t.TempDir(), "proxy.sock")}
+	m.o.agent = agentFlags{gateways: []string{w.gateway.addrs[0]}, gatewayAccess: gatewayAccess{serverName: "gw1.example"}, proxy: "unix:" + filepath.Join(t.TempDir(), "proxy.sock")}
 	m.shows(t, w.issue(t, "spiffe://corp.example/ns/edge/sa/one"))
 	m.o.agent.ca = m.file(t, "ca.pem", w.ca.CertPEM)
 	return m

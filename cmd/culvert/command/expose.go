@@ -6,12 +6,10 @@ import (
 	"io"
 	"log/slog"
 	"net"
-	"path/filepath"
 	"strconv"
 
 	"github.com/spf13/cobra"
 
-	"culvert.dev/identity/enroll"
 	"culvert.dev/internal/admin"
 	"culvert.dev/internal/gateway"
 	"culvert.dev/registry"
@@ -23,22 +21,14 @@ import (
 var exposeProtocols = []string{"connect", "connect-h2", "connect-h3", "websocket", "hbone"}
 
 type exposeOptions struct {
-	name       string // NAME[:PORT]
-	to         string
-	via        []string
-	allow      []string
-	cert       string
-	key        string
-	ca         string
-	token      string
-	serverName string
-	gatewayIDs []string
-	protocol   string
-	state      string
-	logLevel   string
-	output     string
-
-	joined *enroll.Membership // in state; nil where the flags say who this is
+	gatewayAccess
+	name     string // NAME[:PORT]
+	to       string
+	via      []string
+	allow    []string
+	protocol string
+	logLevel string
+	output   string
 }
 
 func newExpose() *cobra.Command {
@@ -79,21 +69,10 @@ exposes names all the time, use "culvert gateway" with a file.`,
 	f.StringVar(&o.to, "to", "", "`HOST:PORT` of the service")
 	f.StringArrayVar(&o.via, "via", nil, "`HOST[:PORT]` of a gateway (default port: 443); repeatable")
 	f.StringArrayVar(&o.allow, "allow", nil, "`ID` of a caller that may connect, a SPIFFE ID or a user; repeatable (default: the gateway's policies decide)")
-	f.StringVar(&o.cert, "cert", "", "file with the certificate chain to show to the gateways, PEM")
-	f.StringVar(&o.key, "key", "", "file with its private key, PEM (default: that of --cert)")
-	f.StringVar(&o.ca, "ca", "", "file with CA certificates for the gateways, PEM (default: the system's)")
-	f.StringVar(&o.token, "token-file", "", "file with a bearer token for the gateways")
-	f.StringVar(&o.serverName, "server-name", "", "name in the gateways' certificates (default: the host of --via)")
-	f.StringArrayVar(&o.gatewayIDs, "gateway-id", nil, "SPIFFE `ID` that the gateways' certificates may have, in place of a name; repeatable")
+	o.add(cmd, "via", "gateway-id")
 	f.StringVar(&o.protocol, "protocol", "", "how to ask the gateways: "+oneOf(exposeProtocols)+" (default: connect, or what the token of culvert join says)")
-	f.StringVar(&o.state, "state", "", "`FOLDER` in which this device has joined (default: "+stateFolderHelp+")")
 	f.StringVar(&o.logLevel, "log-level", "", "also log to standard error: debug, info, warn or error (default: no log)")
-	for _, name := range []string{"cert", "key", "ca"} {
-		_ = cmd.MarkFlagFilename(name, "pem", "crt", "key")
-	}
-	_ = cmd.MarkFlagFilename("token-file")
-	_ = cmd.MarkFlagDirname("state")
-	for _, name := range []string{"to", "via", "allow", "server-name", "gateway-id"} {
+	for _, name := range []string{"to", "via", "allow"} {
 		_ = cmd.RegisterFlagCompletionFunc(name, cobra.NoFileCompletions)
 	}
 	_ = cmd.RegisterFlagCompletionFunc("protocol", cobra.FixedCompletions(exposeProtocols, cobra.ShellCompDirectiveNoFileComp))
@@ -110,13 +89,14 @@ func (o *exposeOptions) check() error {
 	switch {
 	case o.to == "":
 		return usageError("add --to HOST:PORT, the address of the service", "what is exposed?")
-	case o.joined != nil:
-	case len(o.via) == 0:
+	case len(o.via) > 0:
+	case o.joined == nil:
 		return usageError("add --via HOST[:PORT], the address of a gateway, or run culvert join with a token of it first", "by which gateway?")
-	case o.cert == "" && o.key != "":
-		return usageError("give --cert, too", "--key needs --cert")
-	case o.cert == "" && o.token == "":
-		return usageError("give --cert and --key, or --token-file, or run culvert join with a token first", "a name has an owner, whom the gateway has to know")
+	default:
+		o.via = []string{o.joined.Gateway}
+	}
+	if err := o.gatewayAccess.check(); err != nil {
+		return err
 	}
 	if o.protocol == "hbone" && o.serverName != "" {
 		return usageError("use --gateway-id", "--server-name has no effect: clients of hbone send no name")
@@ -132,31 +112,11 @@ func (o *exposeOptions) check() error {
 	for i, via := range o.via {
 		o.via[i] = withPort(via, "443")
 	}
-	if o.cert != "" && o.key == "" {
-		o.key = o.cert
+	if o.protocol == "" && o.joined != nil {
+		o.protocol = o.joined.Transport
 	}
 	if o.protocol == "" {
 		o.protocol = "connect"
-	}
-	return nil
-}
-
-// useJoined has the gateway and the identity be those of a device that has joined, where no
-// flag says anything else.
-func (o *exposeOptions) useJoined() error {
-	if o.cert != "" || o.key != "" || o.ca != "" || o.token != "" || o.serverName != "" {
-		return noState(o.state)
-	}
-	m, at, err := joinedAt(o.state)
-	if err != nil || m == nil {
-		return err
-	}
-	o.joined, o.state = m, at
-	if len(o.via) == 0 {
-		o.via = []string{m.Gateway}
-	}
-	if o.protocol == "" {
-		o.protocol = m.Transport
 	}
 	return nil
 }
@@ -185,21 +145,13 @@ func (o *exposeOptions) load() (*file.Config, error) {
 		exposed["allow"] = o.allow
 	}
 	reverse := map[string]any{"to": o.via, "protocol": o.protocol, "expose": []any{exposed}}
-	for key, path := range map[string]string{"certificateFile": o.cert, "keyFile": o.key, "caFile": o.ca, "tokenFile": o.token} {
-		if path == "" {
-			continue
+	for key, value := range map[string]string{"certificateFile": o.cert, "keyFile": o.key, "caFile": o.ca, "tokenFile": o.token, "serverName": o.serverName} {
+		if value != "" {
+			reverse[key] = value
 		}
-		full, err := filepath.Abs(path)
-		if err != nil {
-			return nil, err
-		}
-		reverse[key] = full
 	}
-	if o.serverName != "" {
-		reverse["serverName"] = o.serverName
-	}
-	if len(o.gatewayIDs) > 0 {
-		reverse["peers"] = o.gatewayIDs
+	if len(o.peers) > 0 {
+		reverse["peers"] = o.peers
 	}
 	config := map[string]any{"reverse": reverse}
 	if m := o.joined; m != nil {

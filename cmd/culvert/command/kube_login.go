@@ -20,14 +20,11 @@ import (
 )
 
 type kubeLoginOptions struct {
+	credentialFiles
 	cluster    string
 	server     string // NAME[:PORT] by which the gateways have the API server
 	agent      string
 	gateway    string // HOST[:PORT], in place of agent
-	ca         string
-	cert       string
-	key        string
-	token      string
 	user       string
 	namespace  string
 	kubeconfig string
@@ -72,19 +69,13 @@ already. A user with a plugin (exec) stays as it is, and kubectl runs the plugin
 	f.StringVar(&o.server, "server", "", "`NAME[:PORT]` of the API server at the gateways (default: CLUSTER; default port: 443)")
 	f.StringVar(&o.agent, "agent", defaultAgent, "where the agent is asked by SOCKS5: HOST:PORT")
 	f.StringVar(&o.gateway, "gateway", "", "`HOST[:PORT]` of a gateway that passes TLS on by name, in place of the agent (default port: 443)")
-	f.StringVar(&o.ca, "ca", "", "file with CA certificates for the API server, PEM (default: what the kubeconfig has, or the system's)")
-	f.StringVar(&o.cert, "cert", "", "file with the certificate to show to the API server, PEM")
-	f.StringVar(&o.key, "key", "", "file with its private key, PEM (default: that of --cert)")
-	f.StringVar(&o.token, "token-file", "", "file with a bearer token for the API server")
+	o.add(cmd, "the API server", "what the kubeconfig has, or the system's")
 	f.StringVar(&o.user, "user", "", "user of the kubeconfig that has the credentials")
 	f.StringVarP(&o.namespace, "namespace", "n", "", "namespace of the context")
 	f.StringVar(&o.kubeconfig, "kubeconfig", "", "`FILE` to change, and no other (default: those of $KUBECONFIG, or ~/.kube/config)")
 	f.BoolVar(&o.keep, "keep-current", false, "leave the current context as it is")
 	f.BoolVar(&o.replace, "replace", false, "replace a context or cluster of that name which leads elsewhere, and other credentials of its user")
 	cmd.MarkFlagsMutuallyExclusive("cert", "token-file", "user")
-	for _, name := range []string{"ca", "cert", "key"} {
-		_ = cmd.MarkFlagFilename(name, "pem", "crt", "key")
-	}
 	for _, name := range []string{"server", "agent", "gateway", "user", "namespace"} {
 		_ = cmd.RegisterFlagCompletionFunc(name, cobra.NoFileCompletions)
 	}
@@ -115,13 +106,21 @@ func (o *kubeLoginOptions) entry() (*kubeconfig.Entry, error) {
 	if err != nil {
 		return nil, usageError("write --server NAME[:PORT], as the gateways have it", "--server %q: %w", o.server, err)
 	}
-	if o.key != "" && o.cert == "" {
-		return nil, usageError("give --cert, too", "--key needs --cert")
+	for _, file := range []struct{ flag, path string }{{"--ca", o.ca}, {"--cert", o.cert}, {"--key", o.key}, {"--token-file", o.token}} {
+		if file.path == "" {
+			continue
+		}
+		if _, err := os.Stat(file.path); err != nil {
+			return nil, usageError("name a file that is there", "%s: %w", file.flag, err)
+		}
 	}
-	if o.cert != "" && o.key == "" {
-		o.key = o.cert
+	if err := o.check(); err != nil {
+		return nil, err
 	}
-	e := &kubeconfig.Entry{Name: o.cluster, Server: "https://" + server.String(), User: o.user, Namespace: o.namespace, Current: !o.keep, Replace: o.replace}
+	e := &kubeconfig.Entry{
+		Name: o.cluster, Server: "https://" + server.String(), Namespace: o.namespace, Current: !o.keep, Replace: o.replace,
+		User: o.user, CertFile: o.cert, KeyFile: o.key, CAFile: o.ca, TokenFile: o.token,
+	}
 	if o.gateway != "" {
 		to, err := connect.ParseAuthority(withPort(o.gateway, "443"))
 		switch {
@@ -139,20 +138,6 @@ func (o *kubeLoginOptions) entry() (*kubeconfig.Entry, error) {
 			return nil, usageError("write HOST:PORT", "--agent %q: %w", o.agent, err)
 		}
 		e.ProxyURL = "socks5://" + o.agent
-	}
-	for _, file := range []struct {
-		flag, path string
-		to         *string
-	}{{"--ca", o.ca, &e.CAFile}, {"--cert", o.cert, &e.CertFile}, {"--key", o.key, &e.KeyFile}, {"--token-file", o.token, &e.TokenFile}} {
-		if file.path == "" {
-			continue
-		}
-		if *file.to, err = filepath.Abs(file.path); err != nil {
-			return nil, err
-		}
-		if _, err := os.Stat(file.path); err != nil {
-			return nil, usageError("name a file that is there", "%s: %w", file.flag, err)
-		}
 	}
 	return e, nil
 }

@@ -1,0 +1,37 @@
+package command
+
+import (
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// TestGatewayAccess checks that no flag for gateways is dropped beside the identity of a device.
+func TestGatewayAccess(t *testing.T) {
+	files := credentialFiles{cert: "me.pem"}
+	for name, row := range map[string]struct {
+		access gatewayAccess
+		want   string // the error
+	}{
+		"a SPIFFE ID beside --state":   {gatewayAccess{state: "x", peers: []string{"spiffe://corp.example/gw"}}, "--state has an identity"},
+		"a certificate beside --state": {gatewayAccess{state: "x", credentialFiles: files}, "--state has an identity"},
+		"a SPIFFE ID alone":            {gatewayAccess{peers: []string{"spiffe://corp.example/gw"}}, "gateways refuse callers without credentials"},
+		"a key alone":                  {gatewayAccess{credentialFiles: credentialFiles{key: "me.key"}}, "--key needs --cert"},
+		"nobody has joined":            {gatewayAccess{state: "x"}, "no device has joined"},
+		"a certificate":                {gatewayAccess{credentialFiles: files}, ""},
+	} {
+		err := row.access.useJoined()
+		if err == nil {
+			err = row.access.check()
+		}
+		if row.want == "" {
+			if err != nil || !filepath.IsAbs(row.access.cert) || row.access.key != row.access.cert {
+				t.Errorf("%s: got %v and %+v, want the key of the certificate's file", name, err, row.access)
+			}
+			continue
+		}
+		if err == nil || !strings.Contains(err.Error(), row.want) {
+			t.Errorf("%s: got %v, want %q", name, err, row.want)
+		}
+	}
+}
