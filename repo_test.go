@@ -46,7 +46,7 @@ var layers = []struct {
 	{"identity/sshkeys", []string{"identity", "tunnel"}, "whom a key names, whoever asks for it"},
 	{"identity/spiffe", []string{"identity"}, "a source of keys and bundles knows no other source"},
 	{"identity/spiffe/spiffetest", []string{"internal/testca"}, "an agent for tests issues what its CA signs"},
-	{"identity/bundle", []string{"identity", "internal/wallclock"}, "a source of bundles knows no other source"},
+	{"identity/bundle", []string{"identity", "internal/statefile", "internal/wallclock"}, "a source of bundles knows no other source"},
 	{"identity/jwt", []string{"connect", "identity", "tunnel"}, "tokens are credentials of CONNECT, and their keys may be those of a trust domain"},
 	{"policy", []string{"tunnel"}, "who may do what is decided by a request; where policies come from is a source's business"},
 	{"delegation", nil, "services import it, too, and want nothing of a gateway's"},
@@ -57,13 +57,13 @@ var layers = []struct {
 	{"registry", []string{"internal/background", "policy", "tunnel"}, "the table answers requests; where it comes from is a source's business"},
 	{"registry/checks", []string{"internal/background", "registry", "tunnel"}, "a check knows the table and how to dial"},
 	{"registry/file", []string{"identity", "identity/sshkeys", "internal/background", "internal/edits", "internal/filewatch", "policy", "registry", "tunnel"}, "a source knows the table and no other source"},
-	{"registry/alloc", []string{"registry", "tunnel"}, "which port or address is whose is arithmetic and a file"},
-	{"registry/snapshot", []string{"internal/background", "policy", "registry", "registry/alloc", "tunnel"}, "the snapshots of a source are saved whatever source it is"},
-	{"reverse", []string{"policy", "registry", "registry/alloc", "connect", "connect/h2", "tunnel"}, "sessions of connectors are asked by the table, and speak one carrier whichever they came by"},
+	{"registry/alloc", []string{"internal/statefile", "registry", "tunnel"}, "which port or address is whose is arithmetic and a file"},
+	{"registry/snapshot", []string{"internal/background", "internal/statefile", "policy", "registry", "tunnel"}, "the snapshots of a source are saved whatever source it is"},
+	{"reverse", []string{"internal/statefile", "policy", "registry", "connect", "connect/h2", "tunnel"}, "sessions of connectors are asked by the table, and speak one carrier whichever they came by"},
 	{"nat", []string{"internal/wallclock"}, "what is asked of routers and STUN servers has nothing to do with what is behind the ports"},
 	{"nat/upnp", []string{"nat"}, "one way of asking, with the library it needs"},
-	{"internal/invitation", []string{"connect", "connect/h2", "registry/alloc", "tunnel"}, "tokens, and the streams on which they are used; what they invite to is not its business"},
-	{"identity/enroll", []string{"identity", "identity/bundle", "internal/invitation", "internal/wallclock", "registry/alloc", "tunnel"}, "how a device gets its identity, and keeps it; who asks for what with it is not its business"},
+	{"internal/invitation", []string{"connect", "connect/h2", "internal/statefile", "tunnel"}, "tokens, and the streams on which they are used; what they invite to is not its business"},
+	{"identity/enroll", []string{"identity", "identity/bundle", "internal/invitation", "internal/statefile", "internal/wallclock", "tunnel"}, "how a device gets its identity, and keeps it; who asks for what with it is not its business"},
 	{"registry/peer/join", []string{"identity", "identity/bundle", "internal/invitation", "registry", "registry/peer", "tunnel"}, "how a site becomes a peer: tokens, keys and a stream; what peers exchange then is not its business"},
 	{"registry/peer", []string{"internal/background", "policy", "registry", "registry/snapshot", "tunnel"}, "a source knows the table and no other source; how a peer is dialed is given to it"},
 	{"internal/names", []string{"dns", "registry", "tunnel"}, "the table in the words of DNS; neither knows the other"},
@@ -79,6 +79,7 @@ var layers = []struct {
 	{"internal/admin", []string{"internal/unixsocket", "tunnel"}, "the admin port is given what it shows"},
 	{"internal/records", nil, "how TLS records leave has nothing to do with what is in them"},
 	{"internal/wallclock", nil, "what time has passed has nothing to do with for what"},
+	{"internal/statefile", nil, "how a file is written has nothing to do with what is in it"},
 	{"internal/race", []string{"tunnel"}, "which address answers first has nothing to do with what is dialed"},
 	{"internal/background", nil, "a thread runs whatever computation it is given"},
 	{"internal/edits", nil, "how alike two words are is arithmetic"},
@@ -118,7 +119,7 @@ var homes = map[string]string{
 	"golang.org/x/net/idna":               "registry/file",
 	"golang.org/x/crypto/cryptobyte":      "sni",
 	"golang.org/x/sys/cpu":                "connect/ssh",                                                                                         // whether the processor has AES
-	"golang.org/x/sys/windows":            "registry/alloc",                                                                                      // LockFileEx, which syscall lacks
+	"golang.org/x/sys/windows":            "internal/statefile",                                                                                  // LockFileEx, which syscall lacks
 	"golang.org/x/sys/unix":               "internal/unixsocket internal/localuser internal/capture/nft internal/capture/route internal/hostdns", // sock_diag; LOCAL_PEERCRED of macOS, which syscall lacks; the numbers of netlink
 	"github.com/godbus/dbus/v5":           "internal/hostdns",                                                                                    // settings of systemd-resolved; another program that does it, resolvectl, is not in every image
 	"golang.org/x/net/http2":              "connect/h2",

@@ -14,7 +14,7 @@ import (
 	"sync"
 	"time"
 
-	"culvert.dev/registry/alloc"
+	"culvert.dev/internal/statefile"
 	"culvert.dev/tunnel"
 )
 
@@ -70,7 +70,7 @@ func (k *Keeper) Use(path string) error {
 	if k.path = path; path == "" {
 		return nil
 	}
-	lock, err := alloc.Lock(path, "names of connectors")
+	lock, err := statefile.Lock(path, "names of connectors")
 	if err != nil {
 		return err
 	}
@@ -161,7 +161,7 @@ func readKept(path string) ([]keptName, error) {
 // writeKept writes the file with as much of list as it may have. Only the owner of the file
 // may read it.
 func writeKept(path string, list []keptName) error {
-	return alloc.Replace(path, func(w io.Writer) error {
+	return statefile.Replace(path, func(w io.Writer) error {
 		b := bufio.NewWriter(w)
 		fmt.Fprintf(b, "{\"version\": %d, \"names\": [", keptVersion)
 		size := 64

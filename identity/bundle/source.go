@@ -5,19 +5,20 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"maps"
 	"math/rand/v2"
 	"net"
 	"net/http"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
 	"time"
 
 	"culvert.dev/identity"
+	"culvert.dev/internal/statefile"
 	"culvert.dev/internal/wallclock"
 )
 
@@ -251,17 +252,11 @@ func (p *poll) keep() error {
 	if p.StateFile == "" || p.kept {
 		return nil
 	}
-	f, err := os.CreateTemp(filepath.Dir(p.StateFile), ".bundle-*")
+	err := statefile.Replace(p.StateFile, func(w io.Writer) error {
+		_, err := w.Write(p.doc)
+		return err
+	})
 	if err != nil {
-		return fmt.Errorf("cannot keep the bundle for the next start: %w", err)
-	}
-	_, err = f.Write(p.doc)
-	err = errors.Join(err, f.Close())
-	if err == nil {
-		err = os.Rename(f.Name(), p.StateFile)
-	}
-	if err != nil {
-		_ = os.Remove(f.Name())
 		return fmt.Errorf("cannot keep the bundle for the next start: %w", err)
 	}
 	p.kept = true

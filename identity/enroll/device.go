@@ -22,7 +22,7 @@ import (
 	"culvert.dev/identity"
 	"culvert.dev/identity/bundle"
 	"culvert.dev/internal/invitation"
-	"culvert.dev/registry/alloc"
+	"culvert.dev/internal/statefile"
 	"culvert.dev/tunnel"
 )
 
@@ -80,7 +80,7 @@ func Join(ctx context.Context, dialer tunnel.Dialer, text, name, folder string, 
 	if err := os.MkdirAll(folder, 0o700); err != nil {
 		return nil, err
 	}
-	lock, err := alloc.Lock(filepath.Join(folder, membershipFile), "identity of this device")
+	lock, err := statefile.Lock(filepath.Join(folder, membershipFile), "identity of this device")
 	if err != nil {
 		return nil, err
 	}
@@ -110,7 +110,7 @@ func Join(ctx context.Context, dialer tunnel.Dialer, text, name, folder string, 
 	if err := got.store(folder); err != nil {
 		return nil, err
 	}
-	return m, alloc.Replace(filepath.Join(folder, membershipFile), func(w io.Writer) error { return json.NewEncoder(w).Encode(m) })
+	return m, statefile.Replace(filepath.Join(folder, membershipFile), func(w io.Writer) error { return json.NewEncoder(w).Encode(m) })
 }
 
 // verify returns who has shown a chain, by a bundle alone, at a time.
@@ -255,7 +255,7 @@ func replace(path string, key []byte, certificates []*x509.Certificate) error {
 	for _, c := range certificates {
 		text = append(text, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: c.Raw})...)
 	}
-	return alloc.Replace(path, func(w io.Writer) error {
+	return statefile.Replace(path, func(w io.Writer) error {
 		_, err := w.Write(text)
 		return err
 	})

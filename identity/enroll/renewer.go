@@ -13,8 +13,8 @@ import (
 
 	"culvert.dev/identity"
 	"culvert.dev/internal/invitation"
+	"culvert.dev/internal/statefile"
 	"culvert.dev/internal/wallclock"
-	"culvert.dev/registry/alloc"
 	"culvert.dev/tunnel"
 )
 
@@ -156,8 +156,8 @@ func (r *Renewer) once(ctx context.Context) (due time.Time, err error) {
 	if due = renewAt(leaf); r.clock().Before(due) {
 		return due, nil
 	}
-	lock, err := alloc.Lock(filepath.Join(r.Dir, membershipFile), "identity of this device")
-	if errors.Is(err, alloc.ErrHeld) { // another process renews it
+	lock, err := statefile.Lock(filepath.Join(r.Dir, membershipFile), "identity of this device")
+	if errors.Is(err, statefile.ErrHeld) { // another process renews it
 		return r.clock().Add(firstRetry), nil
 	}
 	if err != nil {

@@ -16,7 +16,7 @@ import (
 	"time"
 
 	"culvert.dev/internal/invitation"
-	"culvert.dev/registry/alloc"
+	"culvert.dev/internal/statefile"
 )
 
 // A state is what is kept on disk.
@@ -210,7 +210,7 @@ func (a *Authority) list(next *state) error {
 	for _, l := range next.Lists {
 		all = append(all, pem.EncodeToMemory(&pem.Block{Type: "X509 CRL", Bytes: l.DER})...)
 	}
-	return alloc.Replace(filepath.Join(a.settings.State, ListFile), func(w io.Writer) error {
+	return statefile.Replace(filepath.Join(a.settings.State, ListFile), func(w io.Writer) error {
 		_, err := w.Write(all)
 		return err
 	})

@@ -8,7 +8,7 @@ import (
 	"os"
 	"path/filepath"
 
-	"culvert.dev/registry/alloc"
+	"culvert.dev/internal/statefile"
 )
 
 const maxFile = 64 << 20 // bytes
@@ -28,7 +28,7 @@ func Open(folder, name, what string) (*File, []byte, error) {
 	}
 	f := &File{Path: filepath.Join(folder, name)}
 	var err error
-	if f.lock, err = alloc.Lock(f.Path, what); err != nil {
+	if f.lock, err = statefile.Lock(f.Path, what); err != nil {
 		return nil, nil, err
 	}
 	data, err := readAll(f.Path)
@@ -53,7 +53,7 @@ func readAll(path string) ([]byte, error) {
 
 // Save puts v in the file. It is on the disk when Save returns.
 func (f *File) Save(v any) error {
-	return alloc.Replace(f.Path, func(w io.Writer) error { return json.NewEncoder(w).Encode(v) })
+	return statefile.Replace(f.Path, func(w io.Writer) error { return json.NewEncoder(w).Encode(v) })
 }
 
 // Close unlocks the file.

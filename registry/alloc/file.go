@@ -8,8 +8,9 @@ import (
 	"io"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"time"
+
+	"culvert.dev/internal/statefile"
 )
 
 const (
@@ -38,8 +39,8 @@ type File[A any] struct {
 }
 
 // Lock locks the file for this process until the caller closes the returned
-// Closer. The error is ErrHeld at once where another process has it.
-func (f File[A]) Lock() (io.Closer, error) { return Lock(f.Path, f.what) }
+// Closer. The error is statefile.ErrHeld at once where another process has it.
+func (f File[A]) Lock() (io.Closer, error) { return statefile.Lock(f.Path, f.what) }
 
 // times are the last fields of an entry.
 type times struct {
@@ -162,7 +163,7 @@ func (f File[A]) Save(all []A) error {
 	case len(data) > MaxFileSize: // and could not be read again
 		err = fmt.Errorf("%d entries take %d bytes, limit %d", len(all), len(data), MaxFileSize)
 	default:
-		err = Replace(f.Path, func(w io.Writer) error {
+		err = statefile.Replace(f.Path, func(w io.Writer) error {
 			_, err := w.Write(data)
 			return err
 		})
@@ -191,52 +192,4 @@ func (f File[A]) encode(all []A) ([]byte, error) {
 	}
 	b.WriteString("\n]}\n")
 	return b.Bytes(), nil
-}
-
-// toDisk returns when the disk has a file, or the names in a folder. A test looks at
-// what it is called with.
-var toDisk = (*os.File).Sync
-
-// Replace puts what write writes in the place of the file at path, as Save
-// does. If write or any other step fails, the file is unchanged. Of several
-// processes only one may do it: see Lock.
-func Replace(path string, write func(io.Writer) error) (err error) {
-	// A link is followed: its target is replaced, and not the link.
-	if real, err := filepath.EvalSymlinks(path); err == nil {
-		path = real
-	}
-	// One name, so that those who are killed here leave one file at the most; and
-	// a new file, whatever has the name.
-	name := path + ".new"
-	if err := os.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	tmp, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-	if err != nil {
-		return err
-	}
-	defer func() {
-		if err != nil {
-			_ = tmp.Close()
-			_ = os.Remove(name)
-		}
-	}()
-	if err = write(tmp); err != nil {
-		return err
-	}
-	if err = toDisk(tmp); err != nil {
-		return err
-	}
-	if err = tmp.Close(); err != nil {
-		return err
-	}
-	if err = os.Rename(name, path); err != nil {
-		return err
-	}
-	// The name is on the disk when the folder is. Not every system can do it.
-	if d, err := os.Open(filepath.Dir(path)); err == nil {
-		_ = toDisk(d)
-		_ = d.Close()
-	}
-	return nil
 }

@@ -1,9 +1,7 @@
 package alloc
 
 import (
-	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -135,26 +133,5 @@ func TestFileSurvivesKills(t *testing.T) {
 		if err != nil || len(files) > 2 {
 			t.Errorf("round %d: %v, %v, want the state and at most what was begun", round, files, err)
 		}
-	}
-}
-
-// What can't be written leaves what there was.
-func TestReplaceFails(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "state")
-	if err := os.WriteFile(path, []byte("old"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	full := errors.New("no space left")
-	if err := Replace(path, func(w io.Writer) error {
-		_, _ = w.Write([]byte("new"))
-		return full
-	}); err != full {
-		t.Errorf("got %v, want %v", err, full)
-	}
-	if data, err := os.ReadFile(path); string(data) != "old" {
-		t.Errorf("the file has %q, %v", data, err)
-	}
-	if all, err := os.ReadDir(filepath.Dir(path)); len(all) != 1 {
-		t.Errorf("there are %v, %v", all, err)
 	}
 }

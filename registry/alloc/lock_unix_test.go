@@ -13,6 +13,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"culvert.dev/internal/statefile"
 )
 
 // One has the file, through every Save, and whatever it is called.
@@ -30,7 +32,7 @@ func TestLock(t *testing.T) {
 		if err == nil {
 			_ = lock.Close()
 		}
-		if !errors.Is(err, ErrHeld) {
+		if !errors.Is(err, statefile.ErrHeld) {
 			t.Errorf("%s: got %v, want ErrHeld", when, err)
 		}
 	}
@@ -62,7 +64,7 @@ func TestLock(t *testing.T) {
 		t.Errorf("the file of the lock: %v, %v", info, err)
 	}
 	missing := fileAt(filepath.Join(dir, "missing", "state.json"))
-	if _, err := missing.Lock(); !errors.Is(err, fs.ErrNotExist) || errors.Is(err, ErrHeld) || !strings.HasPrefix(err.Error(), "lock the assigned things: open ") {
+	if _, err := missing.Lock(); !errors.Is(err, fs.ErrNotExist) || errors.Is(err, statefile.ErrHeld) || !strings.HasPrefix(err.Error(), "lock the assigned things: open ") {
 		t.Errorf("without its folder: %v", err)
 	}
 }
@@ -96,7 +98,7 @@ func TestLockOfAKilledProcess(t *testing.T) {
 	_, err = f.Lock()
 	_ = cmd.Process.Kill()
 	_ = cmd.Wait()
-	if line != "locked: <nil>\n" || !errors.Is(err, ErrHeld) {
+	if line != "locked: <nil>\n" || !errors.Is(err, statefile.ErrHeld) {
 		t.Errorf("the process said %q; beside it: %v, want ErrHeld", line, err)
 	}
 	lock, err := f.Lock()

@@ -12,8 +12,8 @@ import (
 	"time"
 
 	"culvert.dev/internal/background"
+	"culvert.dev/internal/statefile"
 	"culvert.dev/registry"
-	"culvert.dev/registry/alloc"
 )
 
 const (
@@ -337,7 +337,7 @@ func (r *run) keepSaving(ctx context.Context) error {
 
 func (r *run) save(ctx context.Context) error {
 	if r.lock == nil {
-		lock, err := alloc.Lock(r.Path, "saved snapshot")
+		lock, err := statefile.Lock(r.Path, "saved snapshot")
 		if err != nil {
 			return err
 		}
@@ -346,7 +346,7 @@ func (r *run) save(ctx context.Context) error {
 	r.mu.Lock()
 	all := maps.Clone(r.current)
 	r.mu.Unlock()
-	return alloc.Replace(r.Path, func(w io.Writer) error { return encode(ctx, w, r.Settings, all, MaxSize) })
+	return statefile.Replace(r.Path, func(w io.Writer) error { return encode(ctx, w, r.Settings, all, MaxSize) })
 }
 
 // logSave logs once that the file can't be saved, and once that it can again.
@@ -358,7 +358,7 @@ func (r *run) logSave(ctx context.Context, err error) {
 	case err != nil && r.saveError == "":
 		r.saveError = err.Error()
 		level := slog.LevelError
-		if errors.Is(err, alloc.ErrHeld) {
+		if errors.Is(err, statefile.ErrHeld) {
 			level = slog.LevelWarn
 		}
 		r.log.Log(ctx, level, "cannot save a snapshot; a restart would use an older one or none", "path", r.Path, "err", err)

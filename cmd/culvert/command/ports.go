@@ -12,8 +12,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"culvert.dev/internal/gateway"
+	"culvert.dev/internal/statefile"
 	"culvert.dev/registry"
-	"culvert.dev/registry/alloc"
 	"culvert.dev/registry/file"
 	"culvert.dev/tunnel"
 )
@@ -137,7 +137,7 @@ func stateError(err error) error {
 		return err
 	}
 	hint := "restore the file, or fix its permissions; if it is removed, " + state.What + " are assigned anew and may differ from those that clients use"
-	if errors.Is(err, alloc.ErrHeld) {
+	if errors.Is(err, statefile.ErrHeld) {
 		hint = "stop the other process (fuser FILE.lock names it), or give each a state file of its own; a gateway answers DNS too, if its file has dns:"
 	}
 	return &cliError{err: err, hint: hint, code: exitFailed}

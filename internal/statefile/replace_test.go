@@ -1,4 +1,4 @@
-package alloc
+package statefile
 
 import (
 	"errors"
@@ -55,5 +55,26 @@ func TestReplaceSyncs(t *testing.T) {
 	}
 	if left, _ := filepath.Glob(path + ".*"); len(left) > 0 {
 		t.Errorf("left over: %q", left)
+	}
+}
+
+// TestReplaceFails checks that the file stays as it is if its new content cannot be written.
+func TestReplaceFails(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "state")
+	if err := os.WriteFile(path, []byte("old"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	full := errors.New("no space left")
+	if err := Replace(path, func(w io.Writer) error {
+		_, _ = w.Write([]byte("new"))
+		return full
+	}); err != full {
+		t.Errorf("got %v, want %v", err, full)
+	}
+	if data, err := os.ReadFile(path); string(data) != "old" {
+		t.Errorf("the file has %q, %v", data, err)
+	}
+	if all, err := os.ReadDir(filepath.Dir(path)); len(all) != 1 {
+		t.Errorf("there are %v, %v", all, err)
 	}
 }
