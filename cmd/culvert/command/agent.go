@@ -98,7 +98,7 @@ func (a *agentFlags) check() error {
 	}
 	if len(a.gateways) == 0 {
 		if a.joined == nil {
-			return usageError("add --gateway HOST[:PORT], or --config FILE, or run culvert join with a token of a gateway first", "by which gateway?")
+			return usageError("add --gateway HOST[:PORT], or --config FILE, or run culvert join with a token of a gateway first", "no gateway is named, and this machine has not joined one")
 		}
 		a.gateways = []string{a.joined.Gateway}
 	}
@@ -148,8 +148,11 @@ func (a *agentFlags) load() (*file.Config, error) {
 	forwards := map[string]string{}
 	for _, f := range a.forwards {
 		local, name, ok := strings.Cut(f, "=")
-		if !ok || forwards[local] != "" {
-			return nil, usageError("write LOCAL=NAME[:PORT], each LOCAL once", "--forward %q", f)
+		if !ok {
+			return nil, usageError("write LOCAL=NAME[:PORT], such as 5432=db.shop.example", "--forward %q names no service", f)
+		}
+		if forwards[local] != "" {
+			return nil, usageError("give each service a LOCAL of its own", "--forward %q: %s leads to %q already", f, local, forwards[local])
 		}
 		forwards[local] = name
 	}

@@ -90,16 +90,21 @@ func (a *agentDialer) Info() tunnel.TransportInfo {
 // service says.
 func (a *agentDialer) exactly(ctx context.Context, target string, wait time.Duration) (socketStream, error) {
 	var socket socketStream
+	var away error
 	d := &connect.Dialer{Proxy: a.host(), Wait: wait, Timeout: wait, Dialer: dialByFunc(func(ctx context.Context, network, addr string) (net.Conn, error) {
 		c, err := a.DialContext(ctx, network, addr)
 		if err != nil {
+			away = err
 			return nil, err
 		}
 		socket = c.(socketStream) // of TCP, or a Unix socket
 		return byteByByte{socket}, nil
 	})}
 	explain := a.credentials.use(d)
-	if _, err := d.DialContext(ctx, "tcp", target); err != nil {
+	switch _, err := d.DialContext(ctx, "tcp", target); {
+	case away != nil:
+		return nil, fmt.Errorf("connect: reach the agent at %s: %w", a.address, away)
+	case err != nil:
 		return nil, explain(err)
 	}
 	return socket, nil

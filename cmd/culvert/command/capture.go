@@ -248,7 +248,7 @@ func (o *captureUpOptions) rules(stdin io.Reader) (*capture.Rules, error) {
 	programs := len(r.UIDs) + len(r.Cgroups)
 	switch {
 	case len(r.CIDRs) == 0 && programs == 0 && !r.All:
-		return nil, usageError("add --cidr, --vips, --uid, --cgroup or --all", "what is to be captured?")
+		return nil, usageError("add --cidr, --vips, --uid, --cgroup or --all", "no destination and no program to capture is named")
 	case programs == 0 && len(r.ExceptUIDs) == 0 && r.Mark == 0:
 		return nil, usageError("add --exclude-uid with the user that the agent runs as, or --exclude-mark with the mark of its sockets", "the agent's own connections would be captured, too")
 	case len(r.UIDs) > 0 && len(r.Cgroups) == 0 && !slices.ContainsFunc(r.UIDs, func(uid uint32) bool { return !slices.Contains(r.ExceptUIDs, uid) }):

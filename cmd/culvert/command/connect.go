@@ -169,8 +169,11 @@ func (o *connectOptions) askGateways(ctx context.Context, in, out *os.File) erro
 // connectError has the hint where the service was not refused, but nobody was there to ask.
 func connectError(err error, hint string) error {
 	e := &cliError{err: err, code: exitFailed}
-	if t, ok := errors.AsType[*tunnel.Error](err); !ok || !t.BehindHop {
+	switch t, ok := errors.AsType[*tunnel.Error](err); {
+	case !ok || !t.BehindHop:
 		e.hint = hint
+	case t.Reason == tunnel.DialFailed || t.Reason == tunnel.DialTimeout: // of the service, or of the gateway
+		e.hint = "see whether the gateway is reached: culvert doctor"
 	}
 	return e
 }

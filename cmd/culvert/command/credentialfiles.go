@@ -1,6 +1,8 @@
 package command
 
 import (
+	"bytes"
+	"os"
 	"path/filepath"
 
 	"github.com/spf13/cobra"
@@ -43,6 +45,29 @@ func (c *credentialFiles) check() error {
 			return err
 		}
 		*path = full
+	}
+	return nil
+}
+
+// readable finds files that cannot be read, after check. The parser of configuration files would
+// report them by its own keys.
+func (c *credentialFiles) readable() error {
+	for _, f := range []struct{ flag, path string }{{"cert", c.cert}, {"key", c.key}, {"ca", c.ca}, {"token-file", c.token}} {
+		if f.path == "" {
+			continue
+		}
+		var text []byte
+		info, err := os.Stat(f.path)
+		regular := err == nil && info.Mode().IsRegular() // a pipe can be read once
+		if regular {
+			text, err = os.ReadFile(f.path)
+		}
+		switch {
+		case err != nil:
+			return usageError("name a file that this user can read", "--%s: %w", f.flag, noSuchFile(err))
+		case f.flag == "cert" && c.key == c.cert && regular && !bytes.Contains(text, []byte("PRIVATE KEY-----")):
+			return usageError("name the file with its private key by --key", "--cert: %s has no private key", f.path)
+		}
 	}
 	return nil
 }
@@ -94,5 +119,8 @@ func (a *gatewayAccess) check() error {
 	if a.joined == nil && a.cert == "" && a.key == "" && a.token == "" {
 		return usageError("give --cert and --key, or --token-file, or run culvert join with a token first", "gateways refuse callers without credentials")
 	}
-	return a.credentialFiles.check()
+	if err := a.credentialFiles.check(); err != nil {
+		return err
+	}
+	return a.readable()
 }

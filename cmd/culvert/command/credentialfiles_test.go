@@ -1,6 +1,7 @@
 package command
 
 import (
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -8,7 +9,10 @@ import (
 
 // TestGatewayAccess checks that no flag for gateways is dropped beside the identity of a device.
 func TestGatewayAccess(t *testing.T) {
-	files := credentialFiles{cert: "me.pem"}
+	files := credentialFiles{cert: filepath.Join(t.TempDir(), "me.pem")}
+	if err := os.WriteFile(files.cert, []byte("-----BEGIN PRIVATE KEY-----"), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	for name, row := range map[string]struct {
 		access gatewayAccess
 		want   string // the error
@@ -18,6 +22,7 @@ func TestGatewayAccess(t *testing.T) {
 		"a SPIFFE ID alone":            {gatewayAccess{peers: []string{"spiffe://corp.example/gw"}}, "gateways refuse callers without credentials"},
 		"a key alone":                  {gatewayAccess{credentialFiles: credentialFiles{key: "me.key"}}, "--key needs --cert"},
 		"nobody has joined":            {gatewayAccess{state: "x"}, "no device has joined"},
+		"a file that is not there":     {gatewayAccess{credentialFiles: credentialFiles{cert: "gone.pem"}}, "gone.pem: no such file"},
 		"a certificate":                {gatewayAccess{credentialFiles: files}, ""},
 	} {
 		err := row.access.useJoined()

@@ -57,7 +57,7 @@ a file. The program gets none of them, so exec fails where user namespaces are o
   culvert exec --agent 127.0.0.1:1081 -- bash`,
 		Args: func(_ *cobra.Command, a []string) error {
 			if len(a) == 0 {
-				return usageError(`write it after "--"`, "which command?")
+				return usageError("write culvert exec -- COMMAND", "culvert exec needs a command to run")
 			}
 			return nil
 		},

@@ -91,7 +91,7 @@ func (o *exposeOptions) check() error {
 		return usageError("add --to HOST:PORT, the address of the service", "what is exposed?")
 	case len(o.via) > 0:
 	case o.joined == nil:
-		return usageError("add --via HOST[:PORT], the address of a gateway, or run culvert join with a token of it first", "by which gateway?")
+		return usageError("add --via HOST[:PORT], the address of a gateway, or run culvert join with a token of it first", "no gateway is named, and this machine has not joined one")
 	default:
 		o.via = []string{o.joined.Gateway}
 	}

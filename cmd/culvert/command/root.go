@@ -226,7 +226,7 @@ func args(n int, what string) cobra.PositionalArgs {
 		case len(got) == 0:
 			return usageError(hint, "%s needs %s", cmd.CommandPath(), what)
 		}
-		return usageError(hint, "%s takes %s, and %d were given: %q", cmd.CommandPath(), what, len(got), strings.Join(got, " "))
+		return usageError(hint, "%s takes %s, and got %q", cmd.CommandPath(), what, got)
 	}
 }
 
