@@ -214,7 +214,7 @@ func (a *Attachment) End(e tunnel.End) {
 	}
 	a.server.unlistAttached(a)
 	a.admitted.End(e)
-	a.server.log().Info("connector left", "owner", a.req.Peer.ID, "source", a.req.Source.String(), "connector", a.connector, "lasted", time.Since(a.since))
+	a.server.log().Info("connector left", "owner", a.req.Peer.ID, "source", a.req.Source.String(), "connector", a.connector, "lasted", time.Since(a.since).Round(time.Microsecond))
 }
 
 func (a *Attachment) info() SessionInfo {

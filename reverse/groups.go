@@ -239,7 +239,7 @@ func (g *Groups) add(m *Membership, listed bool) error {
 	defer g.mu.Unlock()
 	g.sweep(now)
 	if other := g.conflicting(m, now); other != nil {
-		return tunnel.Refusef(tunnel.Denied, "reverse: %q: %q %w, and is kept for it for %v after its last session", m.Name, other.name, errTaken, g.holdFor())
+		return tunnel.Refusef(tunnel.Denied, "reverse: %q can't be registered: %q %w, and is kept for it for %v after its last session", m.Name, other.name, errTaken, g.holdFor())
 	}
 	h := g.names[m.Name]
 	if h != nil && h.owner != m.Owner { // its time is over

@@ -140,7 +140,7 @@ func (x *serverSession) openControl(ctx context.Context) (*controlStream, error)
 
 // left is for the end of the control stream.
 func (x *serverSession) left(s *controlStream) {
-	x.server.log().Info("connector left", "owner", x.req.Peer.ID, "source", x.req.Source.String(), "connector", x.connectorName(), "lasted", time.Since(x.since))
+	x.server.log().Info("connector left", "owner", x.req.Peer.ID, "source", x.req.Source.String(), "connector", x.connectorName(), "lasted", time.Since(x.since).Round(time.Microsecond))
 	_ = s.conn.Close()
 }
 

@@ -107,7 +107,7 @@ func (x *exposing) begin() {
 		target = "https://" + net.JoinHostPort(host, strconv.Itoa(port)) + "/"
 	}
 	command := fmt.Sprintf("curl --connect-to %s:%d:%s %s", host, port, x.o.via[0], target)
-	x.event(exposeEvent{Event: "starting", To: x.o.to, Via: x.o.via, Command: command}, "%s leads to %s by %s", x.o.name, x.o.to, strings.Join(x.o.via, " and "))
+	x.event(exposeEvent{Event: "starting", To: x.o.to, Via: x.o.via, Command: command}, "exposing %s as %s on %s", x.o.to, x.o.name, strings.Join(x.o.via, " and "))
 	if x.json {
 		return
 	}
