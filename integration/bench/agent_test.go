@@ -7,7 +7,6 @@ package main
 import (
 	"context"
 	"io"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -18,12 +17,7 @@ import (
 
 // Every way from a program to a service carries, and fills the table.
 func TestAgent(t *testing.T) {
-	bin := filepath.Join(t.TempDir(), "culvert")
-	build := exec.Command("go", "build", "-o", bin, "./cmd/culvert")
-	build.Dir = "../.."
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("build: %v\n%s", err, out)
-	}
+	bin := builtCulvert(t)
 	t.Setenv(keysVar, "") // which makeKeys sets, and the test puts back
 	if err := makeKeys(filepath.Join(t.TempDir(), "keys")); err != nil {
 		t.Fatal(err)

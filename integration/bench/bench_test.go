@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"os/exec"
@@ -13,6 +14,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -26,6 +28,31 @@ func TestMain(m *testing.M) {
 		return
 	}
 	os.Exit(m.Run())
+}
+
+// built is culvert beside the test binary, where "go test" removes it: one for
+// all tests.
+var built = sync.OnceValues(func() (string, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return "", err
+	}
+	bin := filepath.Join(filepath.Dir(self), "culvert")
+	build := exec.Command("go", "build", "-ldflags", "-s -w", "-o", bin, "./cmd/culvert")
+	build.Dir = "../.."
+	if out, err := build.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("build: %w\n%s", err, out)
+	}
+	return bin, nil
+})
+
+func builtCulvert(t *testing.T) string {
+	t.Helper()
+	bin, err := built()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return bin
 }
 
 // The whole suite runs, over what needs no other program, and fills every
@@ -91,12 +118,7 @@ func TestSuite(t *testing.T) {
 // What is measured of culvert alone fills its rows, and so does a profile its
 // folder.
 func TestCulvertAlone(t *testing.T) {
-	bin := filepath.Join(t.TempDir(), "culvert")
-	build := exec.Command("go", "build", "-o", bin, "./cmd/culvert")
-	build.Dir = "../.."
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("build: %v\n%s", err, out)
-	}
+	bin := builtCulvert(t)
 	s := &suite{
 		rig:     rig{dir: t.TempDir(), culvert: bin},
 		peers:   peers(bin)[:1],
@@ -162,12 +184,7 @@ func TestCulvertAlone(t *testing.T) {
 
 // Every carrier does every step, and each fills its columns.
 func TestCarriers(t *testing.T) {
-	bin := filepath.Join(t.TempDir(), "culvert")
-	build := exec.Command("go", "build", "-o", bin, "./cmd/culvert")
-	build.Dir = "../.."
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("build: %v\n%s", err, out)
-	}
+	bin := builtCulvert(t)
 	s := &suite{
 		rig: rig{dir: t.TempDir(), culvert: bin}, rounds: 1, slice: 200 * time.Millisecond, settle: 10 * time.Millisecond,
 		tunnels: 150, only: regexp.MustCompile(""), log: io.Discard, results: make(results),

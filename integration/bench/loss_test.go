@@ -7,7 +7,6 @@ package main
 import (
 	"context"
 	"io"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -18,12 +17,7 @@ import (
 // Bytes cross the path by TCP, by QUIC and through a gateway, and what the path
 // loses makes them slower.
 func TestLoss(t *testing.T) {
-	bin := filepath.Join(t.TempDir(), "culvert")
-	build := exec.Command("go", "build", "-o", bin, "./cmd/culvert")
-	build.Dir = "../.."
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("build: %v\n%s", err, out)
-	}
+	bin := builtCulvert(t)
 	t.Setenv(keysVar, "") // which makeKeys sets, and the test puts back
 	if err := makeKeys(filepath.Join(t.TempDir(), "keys")); err != nil {
 		t.Fatal(err)

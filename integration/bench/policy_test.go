@@ -5,7 +5,6 @@ package main
 import (
 	"context"
 	"io"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -16,12 +15,7 @@ import (
 // Culvert and HAProxy decide by each kind of policies, fill the tables, and refuse whom the
 // policies do not admit.
 func TestPolicies(t *testing.T) {
-	bin := filepath.Join(t.TempDir(), "culvert")
-	build := exec.Command("go", "build", "-o", bin, "./cmd/culvert")
-	build.Dir = "../.."
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("build: %v\n%s", err, out)
-	}
+	bin := builtCulvert(t)
 	t.Setenv(keysVar, "") // which makeKeys sets, and the test puts back
 	if err := makeKeys(filepath.Join(t.TempDir(), "keys")); err != nil {
 		t.Fatal(err)

@@ -6,7 +6,6 @@ import (
 	"context"
 	"crypto/tls"
 	"io"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -16,12 +15,7 @@ import (
 
 // Every proxy takes part in TLS in each of the ways, and fills the table.
 func TestTLS(t *testing.T) {
-	bin := filepath.Join(t.TempDir(), "culvert")
-	build := exec.Command("go", "build", "-o", bin, "./cmd/culvert")
-	build.Dir = "../.."
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("build: %v\n%s", err, out)
-	}
+	bin := builtCulvert(t)
 	t.Setenv(keysVar, "") // which makeKeys sets, and the test puts back
 	if err := makeKeys(filepath.Join(t.TempDir(), "keys")); err != nil {
 		t.Fatal(err)
