@@ -88,7 +88,7 @@ test-portable: ## the small program for each system, and what of it an emulator 
 	  arch=$${emulated%/*}; \
 	  CGO_ENABLED=0 GOARCH=$$arch GOARM=7 $(GO) build -trimpath -tags $(SMALL) -ldflags '-s -w' -o bin/portable/culvert-$$arch ./cmd/culvert || exit 1; \
 	  $${emulated#*/} bin/portable/culvert-$$arch demo --once || exit 1; done
-	CGO_ENABLED=0 GOARCH=arm GOARM=7 $(GO) test -trimpath -tags $(SMALL) -exec qemu-arm-static $(PORTABLE)
+	CGO_ENABLED=0 GOARCH=arm GOARM=7 $(GO) test -short -trimpath -tags $(SMALL) -exec qemu-arm-static $(PORTABLE)
 
 .PHONY: test-networks
 test-networks: build ## the tests in network namespaces, which need root
