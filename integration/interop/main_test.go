@@ -53,7 +53,7 @@ func build(dir string) (string, error) {
 		return filepath.Abs(path)
 	}
 	path := filepath.Join(dir, "culvert")
-	args := []string{"build", "-tags", buildTags, "-o", path}
+	args := []string{"build", "-tags", buildTags, "-ldflags", "-s -w", "-o", path}
 	if raceEnabled {
 		args = append(args, "-race")
 	}

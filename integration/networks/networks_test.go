@@ -34,7 +34,7 @@ func TestMain(m *testing.M) {
 		panic(err)
 	}
 	culvert = filepath.Join(dir, "culvert")
-	cmd := exec.Command("go", "build", buildFlag, "-o", culvert, "./cmd/culvert")
+	cmd := exec.Command("go", "build", buildFlag, "-ldflags", "-s -w", "-o", culvert, "./cmd/culvert")
 	cmd.Dir = filepath.Join("..", "..")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		fmt.Fprintf(os.Stderr, "networks: build culvert: %v\n%s", err, out)

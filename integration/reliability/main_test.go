@@ -84,7 +84,7 @@ func build(name string, flags ...string) (string, error) {
 		return "", err
 	}
 	out := filepath.Join(filepath.Dir(self), name)
-	cmd := exec.Command("go", append(append([]string{"build", "-tags", buildTags, "-o", out}, flags...), "./cmd/culvert")...)
+	cmd := exec.Command("go", append(append([]string{"build", "-tags", buildTags, "-ldflags", "-s -w", "-o", out}, flags...), "./cmd/culvert")...)
 	cmd.Dir = "../.."
 	if text, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("build the gateway: %w\n%s", err, text)
