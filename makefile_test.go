@@ -41,3 +41,23 @@ func TestMakeCountsWhatIsLeftOut(t *testing.T) {
 		}
 	}
 }
+
+// What the suite of reliability leaves out over the relay that copies is a test
+// of it: a name that nothing has would leave out nothing, unseen.
+func TestMakeLeavesOutTestsThatExist(t *testing.T) {
+	_, list, ok := strings.Cut(read(t, "Makefile"), "\nNO_RELAY := ")
+	list, _, _ = strings.Cut(list, "\n")
+	files, err := filepath.Glob("integration/reliability/*_test.go")
+	if err != nil || !ok || len(files) == 0 {
+		t.Fatalf("%v, %d files, and NO_RELAY in the Makefile: %t", err, len(files), ok)
+	}
+	var all strings.Builder
+	for _, f := range files {
+		all.WriteString(read(t, f))
+	}
+	for _, name := range strings.Split(list, "|") {
+		if !strings.Contains(all.String(), "\nfunc "+name+"(t *testing.T) {") {
+			t.Errorf("integration/reliability has no test %q", name)
+		}
+	}
+}
