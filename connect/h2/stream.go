@@ -92,13 +92,17 @@ func (e *ResetError) Error() string {
 	return fmt.Sprintf("h2: the peer reset the stream: %v", e.Code)
 }
 
-// Unwrap returns ECONNRESET, and the *tunnel.Panic that ended the connection, if
-// it was one.
+// Unwrap returns ECONNRESET, and what ended the connection where that was a *tunnel.Panic or an
+// alert of TLS: by TLS 1.3 the server refuses a client's certificate once it is shaken hands.
 func (e *ResetError) Unwrap() []error {
+	all := []error{syscall.ECONNRESET}
 	if p, ok := errors.AsType[*tunnel.Panic](e.Err); ok {
-		return []error{syscall.ECONNRESET, p}
+		all = append(all, p)
 	}
-	return []error{syscall.ECONNRESET}
+	if op, ok := errors.AsType[*net.OpError](e.Err); ok && op.Op == "remote error" {
+		all = append(all, op)
+	}
+	return all
 }
 
 // Read implements net.Conn. After an orderly end it returns io.EOF, after a

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"strings"
 
 	"culvert.dev/connect"
 	"culvert.dev/connect/h2"
@@ -63,10 +64,27 @@ func Dial(ctx context.Context, dialer tunnel.Dialer, transport, address string, 
 	c, err := d.DialContext(ctx, "tcp", name+":443")
 	switch {
 	case err != nil:
-		return nil, nil, fmt.Errorf("the gateway at %s can't be asked: %w", address, err)
+		return nil, nil, fmt.Errorf("the gateway at %s can't be asked: %w%s", address, err, advice(err, cfg.ServerName))
 	case state == nil:
 		_ = c.Close()
 		return nil, nil, errors.New("the gateway speaks no TLS")
 	}
 	return c, state, nil
+}
+
+// advice is what an error says after a semicolon: what has to be different at a gateway that can't be
+// asked by TLS for host. It is "" where the error says that itself.
+func advice(err error, host string) string {
+	var op *net.OpError
+	var plain tls.RecordHeaderError
+	switch {
+	case errors.As(err, &plain):
+		return "; the port does not speak TLS: the gateway has to invite by the address of a listener with tls"
+	case !errors.As(err, &op) || op.Op != "remote error":
+	case strings.Contains(op.Err.Error(), "unrecognized name"):
+		return fmt.Sprintf("; no listener there ends TLS for %q: the gateway needs that name in tls.names of one, or has to invite by another address", host)
+	case strings.Contains(op.Err.Error(), "certificate required"):
+		return "; the listener there lets in only callers with a certificate: it needs clientCertificates: optional"
+	}
+	return ""
 }

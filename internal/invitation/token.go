@@ -110,7 +110,7 @@ func Parse(text string, now time.Time) (*Token, error) {
 		len(t.SPKI) != sha256.Size || len(t.Secret) != SecretSize || len(t.Zones) > maxZones:
 		return nil, errors.New("the token is malformed")
 	case !now.Before(t.Expires):
-		return nil, fmt.Errorf("the token has expired at %s: ask for another one", t.Expires.UTC().Format(time.RFC3339))
+		return nil, fmt.Errorf("the token has expired at %s, and the clock of this machine says %s: ask for another one, or set the clock", t.Expires.UTC().Format(time.RFC3339), now.UTC().Format(time.RFC3339))
 	}
 	return t, nil
 }

@@ -182,7 +182,19 @@ func loadFlags(content map[string]any) (*file.Config, error) {
 	c, err := file.LoadFrom("flags", bytes.NewReader(text))
 	var mistakes file.Errors
 	if errors.As(err, &mistakes) && len(mistakes) > 0 { // where they stand in that text helps nobody
-		return nil, usageError(mistakes[0].Hint, "%s", mistakes[0].Msg)
+		msg, hint := mistakes[0].Msg, mistakes[0].Hint
+		if content["identity"] == nil { // else the files are those of a device that has joined
+			msg, hint = inFlags(msg), inFlags(hint)
+		}
+		return nil, usageError(hint, "%s", msg)
 	}
 	return c, usageOrNil(err)
+}
+
+// inFlags returns what the parser says of keys in words of flags.
+func inFlags(text string) string {
+	if strings.Contains(text, "relative to the configuration file") {
+		return ""
+	}
+	return strings.NewReplacer("certificateFile", "--cert", "keyFile", "--key", "caFile", "--ca", "tokenFile", "--token-file").Replace(text)
 }

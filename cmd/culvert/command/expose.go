@@ -101,6 +101,11 @@ func (o *exposeOptions) check() error {
 	if o.protocol == "hbone" && o.serverName != "" {
 		return usageError("use --gateway-id", "--server-name has no effect: clients of hbone send no name")
 	}
+	if host, port, err := net.SplitHostPort(o.name); err == nil && host != "" {
+		if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
+			return usageError("it is a number from 1 to 65535; leave it out for any port", "%q: %q is not a port", o.name, port)
+		}
+	}
 	if name, _ := o.split(); name != "" {
 		if _, err := tunnel.ParsePattern(name); err != nil {
 			return usageError("", "%q is not a name to expose: %w", name, err)
@@ -110,6 +115,9 @@ func (o *exposeOptions) check() error {
 		return usageError("write HOST:PORT", "--to %q: %w", o.to, err)
 	}
 	for i, via := range o.via {
+		if host, _, _ := net.SplitHostPort(withPort(via, "443")); host == "" {
+			return usageError("write HOST[:PORT]", "--via %q is not the address of a gateway", via)
+		}
 		o.via[i] = withPort(via, "443")
 	}
 	if o.protocol == "" && o.joined != nil {

@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"culvert.dev/identity"
@@ -224,7 +225,7 @@ func (x *exposing) sessionHint(err error) string {
 		}
 		return "the gateway does not accept the certificate: its listener has to trust the CA that signed --cert, and by its clock the certificate has to be valid; the gateway's log says what is wrong"
 	case !errors.As(err, &refused):
-		return ""
+		return x.dialHint(err)
 	}
 	switch refused.Reason {
 	case tunnel.NoAuth:
@@ -233,6 +234,24 @@ func (x *exposing) sessionHint(err error) string {
 		return "the gateway does not know you: give --cert and --key, or --token-file, as its listener asks for"
 	case tunnel.NoRoute, tunnel.Unsupported, tunnel.BadRequest:
 		return "is --via a listener of a culvert gateway that ends TLS and takes " + oneOf(exposeProtocols) + "?"
+	}
+	return x.dialHint(err)
+}
+
+// dialHint returns what to do about a gateway that can't be reached, "" where it helps to wait.
+func (x *exposing) dialHint(err error) string {
+	var lookup *net.DNSError
+	switch {
+	case errors.As(err, &lookup) && lookup.IsNotFound:
+		return "correct --via, or have DNS answer it"
+	case errors.As(err, &lookup):
+		return "the DNS server of this machine has to answer it: see /etc/resolv.conf, or resolvectl status"
+	case errors.Is(err, syscall.ECONNREFUSED):
+		return "start the gateway, or correct the address and port of --via"
+	case timedOut(err) && x.o.protocol == "connect-h3":
+		return "the gateway needs a listener at udp://, and firewalls have to let UDP through: --protocol connect-h2 goes by TCP"
+	case timedOut(err):
+		return "correct --via, or have the firewalls let TCP to that port through"
 	}
 	return ""
 }

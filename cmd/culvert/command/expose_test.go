@@ -6,11 +6,14 @@ import (
 	"crypto/tls"
 	"encoding/json"
 	"fmt"
+	"io"
+	"net"
 	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 
 	"culvert.dev/internal/testca"
@@ -122,6 +125,15 @@ func TestExposeGuide(t *testing.T) {
 	unknown.ca = newTestCA(t, "other.example")
 	unknown.exposeAs(t, w.client, []string{gateway}).ends(t, "with --ca FILE")
 	w.expose(t, "spiffe://corp.example/ns/edge/sa/one", []string{gateway}, "--server-name", "gw2.example").ends(t, "with --server-name NAME")
+
+	// One that is only away is tried again, and what may be wrong is said.
+	closed, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = closed.Close()
+	away := w.expose(t, "spiffe://corp.example/ns/edge/sa/four", []string{closed.Addr().String()})
+	away.says(t, "correct the address and port of --via")
 
 	one.stop()
 	<-one.done
@@ -257,6 +269,27 @@ func TestExposeOutlivesAGateway(t *testing.T) {
 	case <-one.done:
 		t.Errorf("the command has ended with %d", one.code)
 	default:
+	}
+}
+
+// What to do about a gateway that can't be reached.
+func TestExposeHints(t *testing.T) {
+	for _, c := range []struct {
+		protocol string
+		err      error
+		want     string
+	}{
+		{"connect", &net.DNSError{Err: "no such host", IsNotFound: true}, "correct --via, or have DNS answer it"},
+		{"connect", &net.DNSError{Err: "i/o timeout", IsTimeout: true}, "the DNS server of this machine"},
+		{"connect", syscall.ECONNREFUSED, "start the gateway"},
+		{"connect", os.ErrDeadlineExceeded, "let TCP to that port through"},
+		{"connect-h3", os.ErrDeadlineExceeded, "--protocol connect-h2 goes by TCP"},
+		{"connect", io.EOF, ""},
+	} {
+		x := &exposing{o: &exposeOptions{protocol: c.protocol}}
+		if got := x.sessionHint(fmt.Errorf("asking: %w", c.err)); !strings.Contains(got, c.want) || c.want == "" && got != "" {
+			t.Errorf("%s, %v: %q, want %q", c.protocol, c.err, got, c.want)
+		}
 	}
 }
 

@@ -205,6 +205,9 @@ func runNATProbe(ctx context.Context, w io.Writer, o *natProbeOptions) error {
 			return usageError("write an IPv4 address, such as 192.168.1.1", "--router %q", o.router)
 		}
 	}
+	if o.timeout <= 0 {
+		return usageError("give it some seconds", "--timeout %v", o.timeout)
+	}
 	for _, server := range o.stun {
 		if _, _, err := net.SplitHostPort(server); err != nil {
 			return usageError("write host:port", "--stun %q", server)

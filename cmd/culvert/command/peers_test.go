@@ -293,8 +293,8 @@ policies:
 	if out != "joined east\n" {
 		t.Errorf("the output is %q", out)
 	}
-	if out, code := west.command(t, token, "join", "--zones", "*.east.example", "-"); code == exitOK || !strings.Contains(out, "was used already") {
-		t.Errorf("by a token that was used: %q", out)
+	if out, code := west.command(t, token, "join", "--zones", "*.east.example", "-"); code == exitOK || !strings.Contains(out, "has joined already") {
+		t.Errorf("where the peer has joined already: %q", out)
 	}
 	for _, s := range []*testSite{east, west} {
 		if secret := strings.TrimSpace(token); strings.Contains(s.log.String(), secret) {
@@ -321,5 +321,11 @@ policies:
 	}, "west is refused")
 	if out, code := east.command(t, "", "peers", "remove", "west"); code == exitOK || !strings.Contains(out, `no peer "west" has joined`) {
 		t.Errorf("removing west again: %q", out)
+	}
+	if out, code := west.command(t, "", "peers", "remove", "east"); code != exitOK {
+		t.Errorf("removing east: %q", out)
+	}
+	if out, code := west.command(t, token, "join", "--zones", "*.east.example", "-"); code == exitOK || !strings.Contains(out, "was used already") {
+		t.Errorf("by a token that was used: %q", out)
 	}
 }

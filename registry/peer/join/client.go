@@ -10,6 +10,7 @@ import (
 	"slices"
 	"time"
 
+	"culvert.dev/identity"
 	"culvert.dev/identity/bundle"
 	"culvert.dev/internal/invitation"
 	"culvert.dev/registry/peer"
@@ -48,6 +49,9 @@ func (s *Site) Join(ctx context.Context, dialer tunnel.Dialer, text string, zone
 	}
 	defer c.Close()
 	defer context.AfterFunc(ctx, func() { _ = c.Close() })()
+	if err := s.mayJoin(state.PeerCertificates[0]); err != nil {
+		return "", err // before the token is used
+	}
 	binding, err := state.ExportKeyingMaterial(exporter, nil, 32)
 	if err != nil {
 		return "", err
@@ -81,7 +85,7 @@ func (s *Site) Join(ctx context.Context, dialer tunnel.Dialer, text string, zone
 	}
 	m, err := a.member(state.PeerCertificates, zones)
 	if err != nil {
-		return "", fmt.Errorf("the other site has stored this one, and its answer can't be used: %w", err)
+		return "", fmt.Errorf("the other site has stored this one, and its answer can't be used: %w; remove this site there", err)
 	}
 	m.Entrance = &peer.Gateway{Address: t.Address, Transports: []string{t.Transport}}
 	s.mu.Lock()
@@ -89,11 +93,26 @@ func (s *Site) Join(ctx context.Context, dialer tunnel.Dialer, text string, zone
 	err = s.add(&next, m)
 	s.mu.Unlock()
 	if err != nil {
-		return "", fmt.Errorf("the other site has stored this one, and this one can't store it: %w", err)
+		return "", fmt.Errorf("the other site has stored this one, and this one can't store it: %w; remove this site there, and join by another token", err)
 	}
 	s.log().Info("joined a site", "peer", m.Name, "gateway", t.Address)
 	s.changed()
 	return m.Name, nil
+}
+
+// mayJoin finds what is known to be wrong with a site whose gateway shows leaf, before it has said
+// anything.
+func (s *Site) mayJoin(leaf *x509.Certificate) error {
+	if len(leaf.URIs) != 1 {
+		return nil // what it answers is verified
+	}
+	domain, _, err := identity.ParseSPIFFEID(leaf.URIs[0].String())
+	if err != nil {
+		return nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.checkDomain(domain)
 }
 
 // member returns the site that has sent a, and has shown a chain.

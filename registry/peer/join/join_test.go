@@ -288,7 +288,7 @@ func TestTokensThatAreRefused(t *testing.T) {
 		"other":     {"hello", "not a token"},
 		"truncated": {token[:len(token)-3], "damaged"},
 		"changed":   {strings.Replace(token, token[40:42], "AA", 1) + "", ""},
-		"expired":   {expired(t, token), "has expired"},
+		"expired":   {expired(t, token), "and the clock of this machine says 20"},
 	} {
 		_, err := west.Join(t.Context(), noDialer{t}, c.token, nil)
 		if err == nil || !strings.Contains(err.Error(), c.want) || len(c.token) > 20 && strings.Contains(err.Error(), c.token[20:]) {
@@ -319,6 +319,34 @@ type noDialer struct{ t *testing.T }
 func (d noDialer) DialContext(context.Context, string, string) (net.Conn, error) {
 	d.t.Error("a connection was made")
 	return nil, net.ErrClosed
+}
+
+// A site that has the other one already, or is of its trust domain, says so before it uses the
+// token: the other side has stored nothing, and the token stays valid.
+func TestSiteThatIsKnownAlready(t *testing.T) {
+	east, west := newSite(t, "east"), newSite(t, "west")
+	if _, err := join(t, west, invite(t, east)); err != nil {
+		t.Fatal(err)
+	}
+	if err := east.Remove("west"); err != nil { // and west is not told
+		t.Fatal(err)
+	}
+	token := invite(t, east)
+	if _, err := join(t, west, token); err == nil || !strings.Contains(err.Error(), `peer "east" of trust domain "east.example" has joined already`) {
+		t.Errorf("joining again: %v", err)
+	}
+	if all := east.Peers(); len(all) != 0 {
+		t.Errorf("the site that was joined has stored %+v", all)
+	}
+	if err := west.Remove("east"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := join(t, east, token); err == nil || !strings.Contains(err.Error(), "both sites are of trust domain") {
+		t.Errorf("a site that joins itself: %v", err)
+	}
+	if _, err := join(t, west, token); err != nil {
+		t.Errorf("the token works no more: %v", err)
+	}
 }
 
 // A gateway with another key is told nothing.

@@ -214,18 +214,11 @@ func (m *member) check() error {
 
 // add stores m, with all else of next. It is called with s.mu held.
 func (s *Site) add(next *state, m *member) error {
-	domain := m.trustDomain()
-	switch {
-	case m.Name == s.settings.Name:
+	if m.Name == s.settings.Name {
 		return fmt.Errorf("both sites call themselves %q", m.Name)
-	case domain == s.settings.Trust:
-		return fmt.Errorf("both sites are of trust domain %q", domain)
-	case s.Knows != nil && s.Knows(domain):
-		return fmt.Errorf("trust domain %q is configured already", domain)
-	case slices.ContainsFunc(s.state.Peers, func(o member) bool { return o.trustDomain() == domain }):
-		return fmt.Errorf("a peer of trust domain %q has joined already: remove it first", domain)
-	case len(s.state.Peers) >= maxPeers:
-		return fmt.Errorf("there are %d peers already", maxPeers)
+	}
+	if err := s.checkDomain(m.trustDomain()); err != nil {
+		return err
 	}
 	c, err := m.config(&s.settings)
 	if err != nil {
@@ -239,5 +232,22 @@ func (s *Site) add(next *state, m *member) error {
 		return fmt.Errorf("it cannot be stored: %w", err)
 	}
 	s.publish()
+	return nil
+}
+
+// checkDomain returns why no site of a trust domain can be one more peer. It is called with s.mu
+// held.
+func (s *Site) checkDomain(domain string) error {
+	at := slices.IndexFunc(s.state.Peers, func(o member) bool { return o.trustDomain() == domain })
+	switch {
+	case domain == s.settings.Trust:
+		return fmt.Errorf("both sites are of trust domain %q", domain)
+	case s.Knows != nil && s.Knows(domain):
+		return fmt.Errorf("trust domain %q is configured already", domain)
+	case at >= 0:
+		return fmt.Errorf("peer %q of trust domain %q has joined already: remove it first", s.state.Peers[at].Name, domain)
+	case len(s.state.Peers) >= maxPeers:
+		return fmt.Errorf("there are %d peers already", maxPeers)
+	}
 	return nil
 }
