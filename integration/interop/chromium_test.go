@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/url"
+	"slices"
 	"strings"
 	"testing"
 
@@ -163,9 +164,12 @@ func browse(t *testing.T, args ...string) (shown, errs string) {
 // the page's URL.
 func (w *world) browse(t *testing.T, args ...string) (shown, errs string) {
 	t.Helper()
-	shown, errs, _ = runCmd(t, w.inside(t, "chromium", append([]string{
-		"--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-component-update",
-		"--user-data-dir=" + t.TempDir(), "--timeout=20000", "--dump-dom",
-	}, args...)...))
+	shown, errs, _ = runCmd(t, w.inside(t, "chromium", slices.Concat(browserFlags, []string{"--user-data-dir=" + t.TempDir()}, args)...))
 	return shown, errs
+}
+
+// browserFlags have Chromium write a page to standard output.
+var browserFlags = []string{
+	"--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-component-update",
+	"--timeout=20000", "--dump-dom",
 }

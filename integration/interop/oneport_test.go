@@ -10,7 +10,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -26,16 +25,22 @@ const (
 	onePortKubectl = "CULVERT_KUBECTL"
 )
 
-// TestOneOutgoingPort has every program of the guide to the agent in a network that reaches one
-// port of one other host, which is the gateway's, a corporate proxy's or that of an nginx that ends
-// TLS. There is no DNS. The programs reach services of the other network by name, by CONNECT,
-// SOCKS5, forwards and "culvert exec", with client certificates from end to end.
+// TestOneOutgoingPort has every program of the matrix, at each entry of an agent that it can use,
+// in a network that reaches one port of one other host: the gateway's, a corporate proxy's or that
+// of an nginx that ends TLS. There is no DNS. The services of the other network see the
+// certificate or the key of the program, and the agent has another certificate, which they do not
+// trust.
 //
 // The test starts itself again within the network of the gateway, where the services are.
 func TestOneOutgoingPort(t *testing.T) {
 	if name := os.Getenv(onePortClient); name != "" {
 		throughOnePort(t, name)
 		return
+	}
+	guide, err := os.ReadFile("../../docs/guides/agent.md")
+	must(t, err)
+	if want := table(t); !strings.Contains(string(guide), want) {
+		t.Errorf("the guide to the agent does not have the table of programs by entries:\n%s", want)
 	}
 	kubectl := filepath.Join(t.TempDir(), "kubectl")
 	build := exec.Command("go", "build", "-o", kubectl, "./kubectl")
@@ -45,97 +50,100 @@ func TestOneOutgoingPort(t *testing.T) {
 	}
 	client, far := netns.New(t, "client"), netns.New(t, "far")
 	netns.Link(t, client, "10.77.0.1/24", far, onePortFar+"/24")
+	client.Route(t, "default", onePortFar) // to the addresses that lead to the agent, too
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	self, err := os.Executable()
 	must(t, err)
-	cmd := far.Command(ctx, self, "-test.run=^TestOneOutgoingPort$", "-test.v", "-test.timeout=5m")
+	cmd := far.Command(ctx, self, "-test.run=^TestOneOutgoingPort$", "-test.v", "-test.timeout=5m", "-test.parallel=4")
 	cmd.Env = append(os.Environ(), onePortClient+"="+client.Name, onePortKubectl+"="+kubectl, "CULVERT="+culvert)
 	out, err := cmd.CombinedOutput()
 	if err != nil {
 		t.Errorf("%v\n%s", err, out)
 	}
-	for _, name := range []string{"curl", "git", "psql", "JDBC", "Redis", "Python", "Node", "Java", "Registries_of_images", "Browsers", "SSH", "kubectl", "exec", "squid", "nginx"} {
-		if !strings.Contains(string(out), "--- PASS: TestOneOutgoingPort/"+name+" ") && !strings.Contains(string(out), "--- PASS: TestOneOutgoingPort/programs/"+name+" ") {
+	var want []string
+	for _, way := range waysOut {
+		for _, p := range matrix {
+			for _, entry := range entries {
+				if p.not[entry] == "" && (way == "directly" || p.always) {
+					want = append(want, way+"/"+p.name+"/"+strings.ReplaceAll(entry, " ", "_"))
+				}
+			}
+		}
+	}
+	for _, name := range want {
+		if !strings.Contains(string(out), "--- PASS: TestOneOutgoingPort/"+name+" ") {
 			t.Errorf("%s did not pass", name)
 		}
 	}
 }
 
+// The ways out of the network of the programs, by the one port.
+var waysOut = []string{"directly", "squid", "nginx"}
+
 // throughOnePort is the test within the network of the gateway. The clients are in the namespace
 // called name.
 func throughOnePort(t *testing.T, name string) {
-	guide, err := os.ReadFile("../../docs/guides/agent.md")
-	must(t, err)
 	w := newWorld(t)
 	w.host, w.within = onePortFar, []string{look(t, "ip"), "netns", "exec", name}
 	s := w.shop(t)
 	issue(t, w.authority, w.dir, "gw", testca.Options{SPIFFEID: "spiffe://example.test/gateway", DNSNames: []string{"gw.example.test"}, IPs: []net.IP{net.ParseIP(w.host)}, Usage: testca.ServerOnly})
+	// The agent's own certificate is for the gateway alone.
+	edge, err := testca.New("edge.test", nil)
+	must(t, err)
+	must(t, edge.Save(filepath.Join(w.dir, "edge")))
+	issue(t, edge, filepath.Join(w.dir, "edge"), "laptop", testca.Options{SPIFFEID: "spiffe://edge.test/laptop", Usage: testca.ClientOnly})
 	plain := "127.0.0.1:" + freePort(t)
 	startGateway(t, "--config", w.write(t, "gw.yaml", fmt.Sprintf(`
-identity: {trust: {example.test: {caFile: ca.crt}}}
+identity: {trust: {edge.test: {caFile: edge/ca.crt}}}
 listeners:
-  - {address: "%[1]s:443", tls: {certificateFile: gw.crt, keyFile: gw.key, trust: example.test}}
-  - {address: "%[1]s:444", tls: {certificateFile: gw.crt, keyFile: gw.key, trust: example.test}}
+  - {address: "%[1]s:443", tls: {certificateFile: gw.crt, keyFile: gw.key, trust: edge.test}}
+  - {address: "%[1]s:444", tls: {certificateFile: gw.crt, keyFile: gw.key, trust: edge.test}}
   - {address: %[2]q, protocols: [websocket], websocket: {path: /edge/}}
 admin: 127.0.0.1:%[3]s
 drain: {delay: 0s}
 services:
 %[4]s`, w.host, plain, freePort(t), s.services)))
-	const rest = `names: ["*.shop.example"], forwards: {5432: db.shop.example, 6379: cache.shop.example}`
-	const credentials = "certificateFile: web.crt, keyFile: web.key, caFile: ca.crt"
 
-	w.onePort(t, "443")
-	stop := w.agent(t, "direct", fmt.Sprintf("agent: {gateway: \"%s:443\", %s, %s}\n", w.host, credentials, rest))
-	for port, want := range map[string]bool{"443": true, "444": false} {
-		_, errs, _ := runCmd(t, w.inside(t, "curl", "-sS", "-v", "-m", "5", "--cacert", w.ca, "--cert", w.cert, "--key", w.key, "https://"+net.JoinHostPort(w.host, port)+"/"))
-		if strings.Contains(errs, "* Connected to "+w.host) != want {
-			t.Fatalf("port %s can be reached: want %v\n%s", port, want, errs)
+	const squid = "3128"
+	w.squid(t, squid, "443", "alice", "hunter2", w.host+" gw.example.test\n")
+	w.write(t, "password", "hunter2\n")
+	nginx := w.nginxBefore(t, plain, "", time.Minute)
+	_, nginxPort, err := net.SplitHostPort(nginx)
+	must(t, err)
+	ports := []string{"443", "444", squid, nginxPort}
+
+	p := w.onePortPrograms(t, s)
+	for _, way := range waysOut {
+		gateway, top, port := fmt.Sprintf(`gateway: "%s:443"`, w.host), "", "443"
+		switch way {
+		case "squid":
+			port, gateway = squid, `gateway: "gw.example.test:443"`
+			top = fmt.Sprintf(`upstreamProxy: {url: "http://%s:%s", user: alice, passwordCommand: [cat, %s]}`, w.host, squid, filepath.Join(w.dir, "password"))
+		case "nginx":
+			port, gateway = nginxPort, fmt.Sprintf(`gateway: %q, serverName: localhost, transports: [websocket], path: /edge/, catalog: false`, nginx)
 		}
-	}
-	t.Run("programs", func(t *testing.T) { // of which all have ended when it has
-		w.programs(t, string(guide), strings.NewReplacer(), s, "127.0.0.1:1080")
-		t.Run("kubectl", func(t *testing.T) {
-			t.Parallel()
-			w.kubectl(t)
-		})
-		t.Run("exec", func(t *testing.T) {
-			t.Parallel()
-			w.byExec(t, s)
-		})
-	})
-	stop()
-	ask := func(t *testing.T) {
-		t.Helper()
-		for _, proxy := range []string{"http://127.0.0.1:1080", "socks5h://127.0.0.1:1080"} {
-			out, errs, code := runCmd(t, w.inside(t, "curl", "-sS", "--proxy", proxy, "--cacert", w.ca, "--cert", w.cert, "--key", w.key, "https://orders.shop.example/"))
-			if code != 0 || !strings.HasPrefix(out, "you are "+clientID) {
-				t.Errorf("by %s: exit code %d, got %q, %s", proxy, code, out, errs)
+		w.onePort(t, port)
+		for _, other := range ports {
+			want := "Connection refused"
+			if other == port {
+				want = "* Connected to " + w.host
+			}
+			_, errs, _ := runCmd(t, w.inside(t, "curl", "-sS", "-v", "-k", "-m", "20", "https://"+net.JoinHostPort(w.host, other)+"/"))
+			if !strings.Contains(errs, want) {
+				t.Fatalf("%s: port %s: want %q of curl, got\n%s", way, other, want, errs)
 			}
 		}
-		if out := w.recipe(t, section(t, string(guide), "psql")); out != "/CN=web\n" {
-			t.Errorf("psql says %q", out)
-		}
+		stop := p.agents(t, way, top, gateway)
+		t.Run(way, func(t *testing.T) { // of which all have ended when it has
+			for _, one := range matrix {
+				if way == "directly" || one.always {
+					p.row(t, one)
+				}
+			}
+		})
+		stop()
 	}
-	t.Run("squid", func(t *testing.T) {
-		const port = "3128"
-		w.squid(t, port, "443", "alice", "hunter2", w.host+" gw.example.test\n")
-		w.write(t, "password", "hunter2\n")
-		w.onePort(t, port)
-		defer w.agent(t, "squid", fmt.Sprintf(`
-upstreamProxy: {url: "http://%s:%s", user: alice, passwordCommand: [cat, %s]}
-agent: {gateway: "gw.example.test:443", %s, %s}
-`, w.host, port, filepath.Join(w.dir, "password"), credentials, rest))()
-		ask(t)
-	})
-	t.Run("nginx", func(t *testing.T) {
-		at := w.nginxBefore(t, plain, "")
-		_, port, err := net.SplitHostPort(at)
-		must(t, err)
-		w.onePort(t, port)
-		defer w.agent(t, "nginx", fmt.Sprintf("agent: {gateway: %q, serverName: localhost, transports: [websocket], path: /edge/, catalog: false, %s, %s}\n", at, credentials, rest))()
-		ask(t)
-	})
 }
 
 // onePort has the network of the clients reach one port of the host alone.
@@ -148,8 +156,12 @@ delete table inet oneport
 table inet oneport {
 	chain out {
 		type filter hook output priority 0; policy drop;
+		ip daddr 127.0.0.0/8 accept
+		ip6 daddr ::1 accept
+		ip daddr %[1]s tcp dport %[2]s accept
 		oifname "lo" accept
-		ip daddr %s tcp dport %s accept
+		meta l4proto tcp reject with tcp reset
+		reject
 	}
 	chain in {
 		type filter hook input priority 0; policy drop;
@@ -159,59 +171,5 @@ table inet oneport {
 }`, w.host, port))
 	if out, errs, code := runCmd(t, cmd); code != 0 {
 		t.Fatalf("nft: %s%s", out, errs)
-	}
-}
-
-// agent starts an agent in the network of the clients, and returns what ends it.
-func (w *world) agent(t *testing.T, name, config string) (stop func()) {
-	t.Helper()
-	file := w.write(t, name+".yaml", config)
-	p := startCmd(t, w.inside(t, "culvert", "agent", "--config", file, "--log-level", "debug"))
-	p.await(t, "listened", func() bool {
-		_, _, code := runCmd(t, w.inside(t, "curl", "-sS", "-f", "-o", "/dev/null", "http://127.0.0.1:1080/proxy.pac"))
-		return code == 0
-	})
-	return func() {
-		p.signal(syscall.SIGKILL)
-		p.awaitEnd(t)
-	}
-}
-
-// kubectl reads a page by the context that "culvert kube login" has written.
-func (w *world) kubectl(t *testing.T) {
-	kubectl := os.Getenv(onePortKubectl)
-	config := filepath.Join(t.TempDir(), "config")
-	for _, args := range [][]string{
-		{culvert, "kube", "login", "west", "--kubeconfig", config, "--server", "orders.shop.example", "--ca", w.ca, "--cert", w.cert, "--key", w.key},
-		{kubectl, "--kubeconfig", config, "get", "--raw", "/version"},
-	} {
-		out, errs, code := runCmd(t, w.inside(t, args[0], args[1:]...))
-		if code != 0 {
-			t.Fatalf("%q: exit code %d, %s%s", args, code, out, errs)
-		}
-		if args[0] == kubectl && !strings.HasPrefix(out, "you are "+clientID) {
-			t.Errorf("kubectl says %q", out)
-		}
-	}
-}
-
-// byExec has programs that know nothing of the agent reach services by their names.
-func (w *world) byExec(t *testing.T, s *shop) {
-	tls := []string{"--cacert", w.ca, "--cert", w.cert, "--key", w.key}
-	ssh := []string{"-F", "/dev/null", "-i", filepath.Join(s.keys, "client"), "-o", "BatchMode=yes", "-o", "IdentitiesOnly=yes", "-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null"}
-	for _, c := range []struct {
-		want string
-		args []string
-	}{
-		{"you are " + clientID, append([]string{"curl", "-sS", "https://orders.shop.example/"}, tls...)},
-		{"/CN=web", []string{"psql", "-X", "-A", "-t", "-c", "select client_dn from pg_stat_ssl where pid = pg_backend_pid()",
-			fmt.Sprintf("host=db.shop.example sslmode=verify-full sslrootcert=%s sslcert=%s sslkey=%s user=web dbname=postgres", w.ca, w.cert, w.key)}},
-		{"OK", append(append([]string{"redis-cli", "-h", "cache.shop.example", "--tls", "--sni", "cache.shop.example"}, tls...), "set", "greeting", "hello")},
-		{"by ssh", append(append([]string{"ssh"}, ssh...), "build.shop.example", "echo by ssh")},
-	} {
-		out, errs, code := runCmd(t, w.inside(t, "culvert", append([]string{"exec", "--"}, c.args...)...))
-		if code != 0 || !strings.HasPrefix(out, c.want) {
-			t.Errorf("%q: exit code %d, got %q, %s; want %q", c.args[0], code, out, errs, c.want)
-		}
 	}
 }

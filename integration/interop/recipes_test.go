@@ -74,6 +74,7 @@ type shop struct {
 	services string // of the gateway's configuration
 	keys     string // the folder with the key that SSH lets in
 	wiki     *httptest.Server
+	redis    []string // arguments of redis-cli, in the network of the gateway
 }
 
 func (w *world) shop(t *testing.T) *shop {
@@ -98,13 +99,15 @@ func (w *world) shop(t *testing.T) *shop {
 	start(t, "redis-server", "--port", "0", "--tls-port", port, "--bind", "127.0.0.1", "--save", "", "--dir", w.dir,
 		"--tls-cert-file", filepath.Join(w.dir, "shop.crt"), "--tls-key-file", filepath.Join(w.dir, "shop.key"), "--tls-ca-cert-file", w.ca).listens(t, cache)
 	keys, shell := w.sshd(t, "")
-	s := &shop{keys: keys, wiki: wiki}
+	db, at := w.postgres(t), orders.Listener.Addr().String()
+	s := &shop{keys: keys, wiki: wiki, redis: []string{"-h", "127.0.0.1", "-p", port}}
 	for name, at := range map[string]string{
-		names[0]: orders.Listener.Addr().String(), names[1]: cache, names[2]: wiki.Listener.Addr().String(),
-		"plain.shop.example": plain.Listener.Addr().String(), "db.shop.example": w.postgres(t), "build.shop.example": "127.0.0.1:" + shell,
+		names[0]: at, names[1]: cache, names[2]: wiki.Listener.Addr().String(), "page.shop.example": at,
+		"plain.shop.example": plain.Listener.Addr().String(), "db.shop.example": db, "build.shop.example": "127.0.0.1:" + shell,
 	} {
 		s.services += fmt.Sprintf("  - {name: %s, endpoints: [%q]}\n", name, at)
 	}
+	s.services += fmt.Sprintf("  - {name: page-db.shop.example, startTLS: postgres, endpoints: [%q]}\n", db) // for agents that speak TLS with it
 	return s
 }
 
@@ -187,7 +190,14 @@ func (w *world) orders(t *testing.T) http.Handler {
 	}
 	mux := http.NewServeMux()
 	mux.HandleFunc("/", whoami)
-	mux.Handle("/site.git/", http.FileServer(http.Dir(filepath.Join(w.dir, "served"))))
+	files := http.FileServer(http.Dir(filepath.Join(w.dir, "served")))
+	mux.HandleFunc("/site.git/", func(rw http.ResponseWriter, r *http.Request) { // for the client alone
+		if id, err := testca.PeerID(r.TLS.PeerCertificates[0]); err != nil || id != clientID {
+			http.Error(rw, fmt.Sprintf("%q, %v", id, err), http.StatusForbidden)
+			return
+		}
+		files.ServeHTTP(rw, r)
+	})
 	mux.HandleFunc("/v2/", func(rw http.ResponseWriter, _ *http.Request) {
 		rw.Header().Set("Docker-Distribution-Api-Version", "registry/2.0")
 		_, _ = io.WriteString(rw, "{}")
@@ -213,7 +223,12 @@ func section(t *testing.T, guide, name string) (script string) {
 // has written to standard output.
 func (w *world) recipe(t *testing.T, script string) string {
 	t.Helper()
-	dir := t.TempDir()
+	return w.script(t, t.TempDir(), nil, script)
+}
+
+// script is recipe in a folder, and with more variables.
+func (w *world) script(t *testing.T, dir string, env []string, script string) string {
+	t.Helper()
 	for name, of := range map[string]string{
 		"ca.pem": w.ca, "me.pem": w.cert, "me.key": w.key, "Query.java": "testdata/Query.java", "postgresql.jar": "/usr/share/java/postgresql.jar",
 	} {
@@ -224,6 +239,7 @@ func (w *world) recipe(t *testing.T, script string) string {
 	cmd := w.inside(t, "/bin/sh", "-e", "-c", script)
 	cmd.Dir = dir
 	cmd.Env = append(environ(), "HOME="+dir, "PATH=/usr/bin:/bin", "GIT_CONFIG_NOSYSTEM=1", "GIT_TERMINAL_PROMPT=0", "JDK_JAVA_OPTIONS=-XX:TieredStopAtLevel=1")
+	cmd.Env = append(cmd.Env, env...)
 	out, errs, code := runCmd(t, cmd)
 	if code != 0 {
 		t.Errorf("exit code %d, %s\n%s", code, out, errs)

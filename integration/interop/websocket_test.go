@@ -45,8 +45,9 @@ const silence = 2 * time.Second
 
 // nginxBefore ends TLS in front of the gateway and passes WebSockets on, as
 // nginx's own documentation says to. The options are those of its listen: with
-// http2 it speaks that to clients, which get no WebSocket there.
-func (w *world) nginxBefore(t *testing.T, gateway, options string) (addr string) {
+// http2 it speaks that to clients, which get no WebSocket there. It ends a
+// connection on which nothing is sent for the time idle.
+func (w *world) nginxBefore(t *testing.T, gateway, options string, idle time.Duration) (addr string) {
 	t.Helper()
 	addr = net.JoinHostPort(w.host, freePort(t))
 	cert, key, _ := w.loadBalancer(t)
@@ -64,7 +65,7 @@ func (w *world) nginxBefore(t *testing.T, gateway, options string) (addr string)
 			proxy_read_timeout %[5]d;
 			proxy_send_timeout %[5]d;
 		}
-	}`, addr, cert, key, gateway, int(silence/time.Second), options))
+	}`, addr, cert, key, gateway, int(idle/time.Second), options))
 	return addr
 }
 
@@ -116,7 +117,7 @@ func TestWebSocketBehindLoadBalancers(t *testing.T) {
 		return func(w *world, t *testing.T, to string) string { return w.haproxyBefore(t, to, bind, server) }
 	}
 	nginx := func(options string) func(*world, *testing.T, string) string {
-		return func(w *world, t *testing.T, to string) string { return w.nginxBefore(t, to, options) }
+		return func(w *world, t *testing.T, to string) string { return w.nginxBefore(t, to, options, silence) }
 	}
 	for name, row := range map[string]struct {
 		before func(*world, *testing.T, string) string

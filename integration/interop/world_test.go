@@ -171,7 +171,7 @@ func (w *world) sshd(t *testing.T, forced string) (dir, port string) {
 	sshd := start(t, "/usr/sbin/sshd", "-D", "-e", "-f", "/dev/null", "-h", filepath.Join(dir, "host"), "-p", port,
 		"-o", "ListenAddress=127.0.0.1", "-o", "PidFile=none", "-o", "MaxStartups=1000", "-o", "StrictModes=no", "-o", "UsePAM=no",
 		"-o", "AuthorizedKeysFile="+filepath.Join(dir, "authorized"), "-o", "PasswordAuthentication=no", "-o", "KbdInteractiveAuthentication=no",
-		"-o", "ForceCommand="+orNone(forced), "-o", "Subsystem=sftp internal-sftp")
+		"-o", "ForceCommand="+orNone(forced), "-o", "Subsystem=sftp internal-sftp", "-o", "ExposeAuthInfo=yes")
 	sshd.listens(t, "127.0.0.1:"+port)
 	return dir, port
 }
