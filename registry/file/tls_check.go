@@ -171,7 +171,7 @@ func (d *decoder) warnCertified() {
 	for i := range d.cfg.Listeners {
 		for j := range d.cfg.Listeners {
 			other := &d.cfg.Listeners[j]
-			if i == j || len(other.LocalUsers) > 0 { // its clients are known by their users
+			if i == j || len(other.LocalUsers) > 0 || isSocket(other.Address) || other.certifiesAll() { // its clients are known
 				continue
 			}
 			for _, name := range certified[i] {
@@ -198,6 +198,18 @@ func (l *Listener) certified() (names []tunnel.Pattern) {
 		}
 	}
 	return names
+}
+
+// certifiesAll reports whether TLS ends for all that comes, of clients that must show a certificate.
+func (l *Listener) certifiesAll() bool {
+	all := len(l.Protocols) == 0
+	ends := false
+	for i := range l.TLS {
+		t := &l.TLS[i]
+		all = all && !t.Optional && (t.ClientCA != "" || len(t.Trust)+len(t.TrustNames) > 0)
+		ends = ends || l.any(t)
+	}
+	return all && ends
 }
 
 // checkNames finds names that no certificate of their listener has, and those that
