@@ -240,6 +240,7 @@ func FuzzReplica(f *testing.F) {
 `)
 	f.Add(`{"generation":2}` + "\n")
 	f.Add(`{"generation":1,"removed":["x.example","*.x.example"]}` + "\n")
+	f.Add(`{"others":[{"replica":"a","address":"192.0.2.2"},{"replica":"b","address":"::ffff:192.0.2.3"},{"replica":"c","address":"127.0.0.1"},{"replica":"d","address":"fe80::1%eth0"},{"replica":"e","address":""},{"address":"192.0.2.4"}]}` + "\n" + `{"others":[]}` + "\n")
 	f.Fuzz(func(t *testing.T, sent string) {
 		if len(sent) > maxFuzzed {
 			return
@@ -261,6 +262,11 @@ func FuzzReplica(f *testing.F) {
 		defer far.Close()
 		if err := l.read(near, bufio.NewReader(strings.NewReader(sent))); err == nil {
 			t.Error("the stream has not ended")
+		}
+		for _, o := range l.toldOf() {
+			if why, forbidden := tunnel.Forbidden(o.Address); !o.Address.IsValid() || forbidden || o.Address.Zone() != "" {
+				t.Errorf("%s would be asked: %s", o.Address, why)
+			}
 		}
 		l.leave()
 		for _, n := range groups.List() {

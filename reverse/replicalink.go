@@ -27,6 +27,10 @@ type replicaLine struct {
 	Names      []replicaName    `json:"names,omitempty"`
 	Removed    []tunnel.Pattern `json:"removed,omitempty"`
 	Draining   bool             `json:"draining,omitempty"`
+
+	// Others are the other replicas that have a stream, in a line without a Generation; nil says
+	// nothing.
+	Others []replicaAddress `json:"others,omitzero"`
 }
 
 // serve tells the other side the names of r until the stream ends.
@@ -45,10 +49,8 @@ func (s *replicaServing) serve(ctx context.Context, r *Replicas) error {
 	}
 	r.mu.Lock()
 	s.replica = clip(first.Replica)
-	if r.asked != nil {
-		close(r.asked)
-		r.asked = nil
-	}
+	r.wakeFollow()
+	r.tellOthers(s)
 	r.mu.Unlock()
 	_ = s.conn.SetReadDeadline(time.Time{})
 	var reading sync.WaitGroup
@@ -64,8 +66,15 @@ func (s *replicaServing) serve(ctx context.Context, r *Replicas) error {
 	defer ping.Stop()
 	sent, next := map[tunnel.Pattern]*replicaName{}, uint64(0)
 	generation, drained := uint64(0), false
+	var told []replicaAddress
 	for {
 		began := time.Now()
+		if others := r.others(s); !slices.Equal(others, told) {
+			told = others
+			if err := s.write(&replicaLine{Others: others}); err != nil {
+				return err
+			}
+		}
 		now := r.Server.Groups.local(next)
 		r.mu.Lock()
 		draining := r.draining
@@ -189,6 +198,7 @@ type replicaLink struct {
 	names      map[tunnel.Pattern]struct{}
 	generation uint64
 	draining   bool
+	others     []replicaAddress // that have a stream there
 }
 
 func (l *replicaLink) replicaID() string {
@@ -330,7 +340,7 @@ func (l *replicaLink) join(replica string) bool {
 func (l *replicaLink) leave() {
 	l.mu.Lock()
 	names := slices.Collect(maps.Keys(l.names))
-	l.names = nil
+	l.names, l.others = nil, nil
 	l.mu.Unlock()
 	l.replicas.Server.Groups.dropRemote(l, names)
 }
@@ -357,8 +367,11 @@ func (l *replicaLink) read(conn net.Conn, in *bufio.Reader) error {
 
 // take takes one line.
 func (l *replicaLink) take(line *replicaLine) error {
+	if line.Others != nil {
+		l.tell(line.Others)
+	}
 	if line.Generation == 0 {
-		return nil // a ping, or what later versions send
+		return nil // no change: a ping, or what later versions send
 	}
 	l.mu.Lock()
 	if line.Generation != l.generation+1 {

@@ -58,7 +58,7 @@ type Replicas struct {
 	mu       sync.Mutex // guards what follows
 	config   *ReplicaConfig
 	changed  chan struct{} // closed by Use
-	asked    chan struct{} // closed when another replica has a new stream
+	asked    chan struct{} // closed when another replica has a new stream, or tells of others
 	links    []*replicaLink
 	serving  map[*replicaServing]struct{}
 	draining bool
@@ -182,7 +182,7 @@ func (r *Replicas) follow(ctx context.Context, c *ReplicaConfig) {
 	defer lookup.Stop()
 	found, complete := r.addresses(ctx, c)
 	for {
-		addrs, asked := r.withAsking(c, found)
+		addrs, asked := r.withTold(c, found)
 		for _, at := range slices.Sorted(maps.Keys(addrs)) {
 			if running[at] != nil || len(running) >= maxReplicas {
 				continue
@@ -216,40 +216,6 @@ func (r *Replicas) follow(ctx context.Context, c *ReplicaConfig) {
 		case <-asked:
 		}
 	}
-}
-
-// withAsking returns found, and the addresses of replicas that have a stream from here and none
-// to them: one that has just started is found by DNS later than it finds the others. Where c has
-// addresses alone, there are no more than those. The channel is closed when another one asks.
-func (r *Replicas) withAsking(c *ReplicaConfig, found map[string]string) (map[string]string, <-chan struct{}) {
-	all := maps.Clone(found)
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.asked == nil {
-		r.asked = make(chan struct{})
-	}
-	for s := range r.serving {
-		for _, to := range c.To {
-			host, port, err := net.SplitHostPort(to)
-			if _, literal := netip.ParseAddr(host); err != nil || literal == nil || s.replica == "" || !s.addr.IsValid() {
-				continue
-			}
-			if at := net.JoinHostPort(s.addr.String(), port); !r.linkedElsewhere(s.replica, at) {
-				all[at] = cmp.Or(all[at], host)
-			}
-		}
-	}
-	return all, r.asked
-}
-
-// linkedElsewhere reports whether there is a stream to a replica by another address than at. The
-// caller holds mu.
-func (r *Replicas) linkedElsewhere(replica, at string) bool {
-	return slices.ContainsFunc(r.links, func(l *replicaLink) bool {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		return l.address != at && l.connected && l.replica == replica
-	})
 }
 
 func (r *Replicas) remove(l *replicaLink) {
@@ -398,6 +364,7 @@ func (r *Replicas) ServeTunnel(ctx context.Context, req *tunnel.Request) {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		delete(r.serving, s)
+		r.tellOthers(s)
 	}()
 	stop := context.AfterFunc(ctx, func() {
 		defer r.recovered()

@@ -160,12 +160,15 @@ func (r *testReplica) owner(name string) string {
 	return ""
 }
 
-// A replica that has just started is asked for its names as soon as it asks, at the address that it
-// asks from, although DNS does not have it yet; and no more when it is gone.
-func TestReplicasAskThoseThatAsk(t *testing.T) {
-	old, young := &testReplica{testGateway: newTestGateway(t), addr: netip.MustParseAddr("192.0.2.1")}, &testReplica{testGateway: newTestGateway(t), addr: netip.MustParseAddr("192.0.2.2")}
+// newNamedReplicas returns replicas that know each other by a DNS name. run begins one, for which
+// the name has the addresses of some of them.
+func newNamedReplicas(t *testing.T, n int) (all []*testReplica, run func(r *testReplica, knows ...*testReplica) (stop func())) {
+	t.Helper()
 	c := &ReplicaConfig{To: []string{"gateways.example:443"}, IDs: []string{replicaIDOfTests}}
-	begin := func(r *testReplica, knows ...*testReplica) (stop func()) {
+	for i := range n {
+		all = append(all, &testReplica{testGateway: newTestGateway(t), addr: netip.AddrFrom4([4]byte{192, 0, 2, byte(i + 1)})})
+	}
+	return all, func(r *testReplica, knows ...*testReplica) (stop func()) {
 		r.replicas = &Replicas{
 			Server: r.Server,
 			Lookup: func(context.Context, string) (all []netip.Addr, err error) {
@@ -175,11 +178,11 @@ func TestReplicasAskThoseThatAsk(t *testing.T) {
 				return all, nil
 			},
 			NewTransport: func(_ *ReplicaConfig, address, name string) (tunnel.Transport, error) {
-				to := map[string]*testReplica{"192.0.2.1:443": old, "192.0.2.2:443": young}[address]
-				if to == nil || name != "gateways.example" {
+				at := slices.IndexFunc(all, func(o *testReplica) bool { return address == netip.AddrPortFrom(o.addr, 443).String() })
+				if at < 0 || name != "gateways.example" {
 					return nil, errors.New("not to be dialed")
 				}
-				return &toReplica{from: r, testReplica: to}, nil
+				return &toReplica{from: r, testReplica: all[at]}, nil
 			},
 		}
 		r.groups.PassedOn = r.replicas.PassedOn
@@ -197,6 +200,13 @@ func TestReplicasAskThoseThatAsk(t *testing.T) {
 		t.Cleanup(stop)
 		return stop
 	}
+}
+
+// A replica that DNS does not have yet asks another one, which asks it back at the address that
+// it asks from; and no more when it is gone.
+func TestReplicasAskThoseThatAsk(t *testing.T) {
+	all, begin := newNamedReplicas(t, 2)
+	old, young := all[0], all[1]
 	begin(old)
 	stop := begin(young, old, young)
 	run(t, client([]Registration{named("cam.edge.example")}, young.testGateway))
@@ -206,6 +216,29 @@ func TestReplicasAskThoseThatAsk(t *testing.T) {
 	}
 	stop()
 	eventually(t, "the young one is not asked any more", func() bool { return len(old.replicas.Status()) == 0 })
+}
+
+// Replicas that have just started, for all of which DNS has only an old one, learn of each other
+// from that one; and no more of one that is gone.
+func TestReplicasTellOfOthers(t *testing.T) {
+	all, begin := newNamedReplicas(t, 3)
+	old, young := all[0], all[1:]
+	begin(old)
+	begin(young[0], old)
+	stop := begin(young[1], old)
+	run(t, client([]Registration{named("cam.edge.example")}, young[1].testGateway))
+	eventually(t, "the other young replica knows the names", func() bool { return young[0].remotes("cam.edge.example") == 1 })
+	conn, line, err := young[0].dial(t, "cam.edge.example", 443)
+	if err != nil || line != "cam.edge.example:443" {
+		t.Fatalf("got %q and %v", line, err)
+	}
+	_ = conn.Close()
+	stop()
+	for _, r := range []*testReplica{old, young[0]} {
+		eventually(t, "one that is gone is not asked any more", func() bool {
+			return !slices.ContainsFunc(r.replicas.Status(), func(s ReplicaStatus) bool { return s.Address == "192.0.2.3:443" })
+		})
+	}
 }
 
 // A request that comes to a replica without the session is passed on to the one that has it,

@@ -1,0 +1,122 @@
+package reverse
+
+import (
+	"cmp"
+	"maps"
+	"net"
+	"net/netip"
+	"slices"
+
+	"culvert.dev/tunnel"
+)
+
+// withTold returns found, and the addresses of replicas that DNS may not have yet, as it answers
+// from caches: of those that have a stream from here and none to them, and of those that others
+// have told of. Where c has addresses alone, there are no more than those. The channel is closed
+// when another one asks, or tells.
+func (r *Replicas) withTold(c *ReplicaConfig, found map[string]string) (map[string]string, <-chan struct{}) {
+	all := maps.Clone(found)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.asked == nil {
+		r.asked = make(chan struct{})
+	}
+	add := func(replica string, addr netip.Addr) {
+		for _, to := range c.To {
+			host, port, err := net.SplitHostPort(to)
+			if _, literal := netip.ParseAddr(host); err != nil || literal == nil {
+				continue
+			}
+			if at := net.JoinHostPort(addr.String(), port); !r.linkedElsewhere(replica, at) {
+				all[at] = cmp.Or(all[at], host)
+			}
+		}
+	}
+	for s := range r.serving {
+		if s.replica != "" && s.addr.IsValid() {
+			add(s.replica, s.addr)
+		}
+	}
+	for _, l := range r.links {
+		for _, o := range l.toldOf() {
+			add(o.Replica, o.Address)
+		}
+	}
+	return all, r.asked
+}
+
+// linkedElsewhere reports whether there is a stream to a replica by another address than at. The
+// caller holds mu.
+func (r *Replicas) linkedElsewhere(replica, at string) bool {
+	return slices.ContainsFunc(r.links, func(l *replicaLink) bool {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		return l.address != at && l.connected && l.replica == replica
+	})
+}
+
+// wakeFollow has follow look at the addresses again. The caller holds mu.
+func (r *Replicas) wakeFollow() {
+	if r.asked != nil {
+		close(r.asked)
+		r.asked = nil
+	}
+}
+
+// tellOthers has the replicas other than that of s told of those that have a stream. The caller
+// holds mu.
+func (r *Replicas) tellOthers(s *replicaServing) {
+	for o := range r.serving {
+		if o != s {
+			o.poke()
+		}
+	}
+}
+
+// A replicaAddress is where one replica tells another that a third one is.
+type replicaAddress struct {
+	Replica string     `json:"replica"`
+	Address netip.Addr `json:"address"`
+}
+
+// others returns the replicas other than that of s that have a stream, sorted.
+func (r *Replicas) others(s *replicaServing) []replicaAddress {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	all := []replicaAddress{} // none is said, too
+	for o := range r.serving {
+		if o.replica != "" && o.replica != s.replica && o.addr.IsValid() {
+			all = append(all, replicaAddress{o.replica, o.addr})
+		}
+	}
+	slices.SortFunc(all, func(a, b replicaAddress) int {
+		return cmp.Or(cmp.Compare(a.Replica, b.Replica), a.Address.Compare(b.Address))
+	})
+	return slices.Compact(all)
+}
+
+// tell takes the addresses of other replicas, of which this one tells.
+func (l *replicaLink) tell(told []replicaAddress) {
+	var others []replicaAddress
+	for _, o := range told[:min(len(told), maxReplicas)] {
+		o.Replica, o.Address = clip(o.Replica), o.Address.Unmap().WithZone("")
+		if o.Replica == "" || o.Replica == l.replicas.Server.Replica() || !o.Address.IsValid() {
+			continue
+		}
+		if _, forbidden := tunnel.Forbidden(o.Address); !forbidden {
+			others = append(others, o)
+		}
+	}
+	l.mu.Lock()
+	l.others = others
+	l.mu.Unlock()
+	l.replicas.mu.Lock()
+	defer l.replicas.mu.Unlock()
+	l.replicas.wakeFollow()
+}
+
+func (l *replicaLink) toldOf() []replicaAddress {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.others
+}
