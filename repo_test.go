@@ -47,7 +47,7 @@ var layers = []struct {
 	{"identity/spiffe", []string{"identity"}, "a source of keys and bundles knows no other source"},
 	{"identity/spiffe/spiffetest", []string{"internal/testca"}, "an agent for tests issues what its CA signs"},
 	{"identity/bundle", []string{"identity", "internal/statefile", "internal/wallclock"}, "a source of bundles knows no other source"},
-	{"identity/jwt", []string{"connect", "identity", "tunnel"}, "tokens are credentials of CONNECT, and their keys may be those of a trust domain"},
+	{"identity/jwt", []string{"connect", "identity", "internal/wallclock", "tunnel"}, "tokens are credentials of CONNECT, and their keys may be those of a trust domain"},
 	{"policy", []string{"tunnel"}, "who may do what is decided by a request; where policies come from is a source's business"},
 	{"delegation", nil, "services import it, too, and want nothing of a gateway's"},
 	{"policy/policytest", []string{"policy", "tunnel"}, "worlds for tests are made of policies and requests"},

@@ -14,6 +14,7 @@ import (
 	"sync"
 	"time"
 
+	"culvert.dev/internal/wallclock"
 	"culvert.dev/tunnel"
 )
 
@@ -40,6 +41,7 @@ type source struct {
 	readFile func(name string) ([]byte, error)
 	client   http.Client
 	ask      chan struct{} // a fetch is wanted
+	now      func() time.Time
 
 	mu      sync.Mutex // guards what follows
 	set     *keySet
@@ -61,7 +63,10 @@ func newSource(p place, t *Tokens) (*source, error) {
 			return nil, errors.New("the CAs hold no certificate")
 		}
 	}
-	s := &source{place: p, readFile: t.ReadFile, ask: make(chan struct{}, 1), done: make(chan struct{})}
+	s := &source{place: p, readFile: t.ReadFile, ask: make(chan struct{}, 1), done: make(chan struct{}), now: t.now}
+	if s.now == nil {
+		s.now = time.Now
+	}
 	if p.byID() {
 		s.set = &keySet{} // that of a token is fetched when it comes
 	}
@@ -134,6 +139,10 @@ func (s *source) early() bool {
 	return !s.began.IsZero() && time.Since(s.began) < atMost
 }
 
+// lookEvery is how often run looks whether keys are due, by either clock: they are also after the
+// machine was suspended, when a timer is late.
+const lookEvery = 30 * time.Second
+
 // run fetches keys until ctx ends.
 func (s *source) run(ctx context.Context, changed func(*source, error)) {
 	timer := time.NewTimer(0)
@@ -143,6 +152,10 @@ func (s *source) run(ctx context.Context, changed func(*source, error)) {
 		case <-ctx.Done():
 			return
 		case <-timer.C:
+			if now := s.now(); !wallclock.Passed(now, s.next) { // which run alone writes
+				timer.Reset(min(s.next.Sub(now), lookEvery))
+				continue
+			}
 		case <-s.ask:
 			s.mu.Lock()
 			early := s.early() && len(s.wanted) == 0
@@ -176,14 +189,14 @@ func (s *source) run(ctx context.Context, changed func(*source, error)) {
 		if set != nil && (s.set == nil || s.set.sum != set.sum) {
 			s.set = set // tokens that the old keys have verified are verified again
 		}
-		s.next = time.Now().Add(next)
+		s.next = s.now().Add(next)
 		close(s.done)
 		s.done = make(chan struct{})
 		s.mu.Unlock()
 		if (err == nil) != (before == nil) {
 			changed(s, err)
 		}
-		timer.Reset(next)
+		timer.Reset(min(next, lookEvery))
 	}
 }
 

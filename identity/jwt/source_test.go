@@ -26,6 +26,7 @@ import (
 	"time"
 
 	"culvert.dev/connect"
+	"culvert.dev/internal/testnet"
 	"culvert.dev/tunnel"
 )
 
@@ -85,7 +86,13 @@ func newSite() *site {
 // runTokens has tokens of login verified with the keys of s, until the test ends.
 func runTokens(t *testing.T, s *site, log *slog.Logger) (*Tokens, func(token string) error) {
 	t.Helper()
-	tokens := &Tokens{Log: log, transport: s}
+	return runTokensAt(t, s, log, nil)
+}
+
+// runTokensAt is runTokens with a clock of their own.
+func runTokensAt(t *testing.T, s *site, log *slog.Logger, now func() time.Time) (*Tokens, func(token string) error) {
+	t.Helper()
+	tokens := &Tokens{Log: log, transport: s, now: now}
 	if err := tokens.Use([]Issuer{{URL: login, Audiences: []string{"culvert"}}}); err != nil {
 		t.Fatal(err)
 	}
@@ -101,6 +108,35 @@ func runTokens(t *testing.T, s *site, log *slog.Logger) (*Tokens, func(token str
 		_, err := auth.Authenticate(t.Context(), bearer(token))
 		return err
 	}
+}
+
+// A key that the issuer has withdrawn while the machine was suspended is good for half a minute
+// after that, and not for another quarter of an hour.
+func TestKeysAreFetchedAfterSuspension(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		old, other := newEC(t, elliptic.P256()), newEC(t, elliptic.P256())
+		s := newSite()
+		s.set(keysURL, string(set(t, map[string]crypto.PublicKey{"1": old.Public()})))
+		var clock testnet.Clock
+		_, ask := runTokensAt(t, s, nil, clock.Now)
+		token := sign(t, "ES256", old, map[string]any{"kid": "1"}, good(claims{"exp": time.Now().Add(24 * time.Hour).Unix()}))
+		if err := ask(token); err != nil {
+			t.Fatal(err)
+		}
+		s.set(keysURL, string(set(t, map[string]crypto.PublicKey{"2": other.Public()})))
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if got := s.count(keysURL); got != 1 {
+			t.Errorf("%d fetches in a minute, want 1", got)
+		}
+		clock.Jump(12 * time.Hour)
+		time.Sleep(lookEvery)
+		synctest.Wait()
+		wantRefused(t, ask(token), "", UnknownKey, "has no key")
+		if got := s.count(keysURL); got != 2 {
+			t.Errorf("%d fetches after it, want 2", got)
+		}
+	})
 }
 
 // Keys are fetched at the start, every 15 minutes and for tokens with an unknown key, for

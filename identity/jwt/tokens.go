@@ -35,6 +35,7 @@ type Tokens struct {
 	Log *slog.Logger // nil discards
 
 	transport http.RoundTripper // by which keys are fetched; nil means HTTPS
+	now       func() time.Time  // nil means time.Now
 
 	known atomic.Pointer[[]*issuer]
 
