@@ -125,3 +125,14 @@ func signedByOne(list *x509.RevocationList, cas []*x509.Certificate) (err error)
 	}
 	return err
 }
+
+// Leaf returns the certificate of a key itself, which crypto/tls may not have parsed yet.
+func Leaf(c *tls.Certificate) (*x509.Certificate, error) {
+	switch {
+	case c.Leaf != nil:
+		return c.Leaf, nil
+	case len(c.Certificate) == 0:
+		return nil, errors.New("a certificate is empty")
+	}
+	return x509.ParseCertificate(c.Certificate[0])
+}

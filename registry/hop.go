@@ -87,7 +87,7 @@ func (h *Hop) CarriesDatagrams() bool { return h.Proto == "connect-h2" || h.Prot
 // one. Where h is the first hop, loopback is none: nothing of that leaves the host.
 func (h *Hop) CleartextAddress(first bool) (to string, ok bool) {
 	for _, to := range h.Addresses {
-		if !h.hasTLS(to) && (!first || !loopbackHost(h.HostPort(to))) {
+		if !h.hasTLS(to) && (!first || !OnLoopback(h.HostPort(to))) {
 			return to, true
 		}
 	}

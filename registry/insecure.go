@@ -124,7 +124,7 @@ func weakVia(via []Hop) *WeakHop {
 	}
 	last := &via[len(via)-1]
 	for _, to := range last.Addresses {
-		if security := last.Security(to); security < tunnel.Mutual && (!here || !loopbackHost(last.HostPort(to))) {
+		if security := last.Security(to); security < tunnel.Mutual && (!here || !OnLoopback(last.HostPort(to))) {
 			return &WeakHop{Address: to, Security: security}
 		}
 	}
@@ -264,16 +264,16 @@ func (p *Location) insecureGateway() (first *WeakHop) {
 // onHost reports whether h does not leave the host that asks it.
 func (h *Hop) onHost() bool {
 	for _, to := range h.Addresses {
-		if !loopbackHost(h.HostPort(to)) {
+		if !OnLoopback(h.HostPort(to)) {
 			return false
 		}
 	}
 	return true
 }
 
-// loopbackHost reports whether the host of a HOST:PORT is loopback for all that its
-// text says.
-func loopbackHost(hostport string) bool {
+// OnLoopback reports whether the text of a HOST:PORT says that it is on loopback. No name but
+// localhost is.
+func OnLoopback(hostport string) bool {
 	host := hostOf(hostport)
 	addr, err := netip.ParseAddr(host)
 	return host == "localhost" || err == nil && addr.Unmap().IsLoopback()

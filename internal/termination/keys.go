@@ -80,7 +80,7 @@ func newKeySet(k *Keys, alpn []string, own bool) (*KeySet, error) {
 		if err != nil {
 			continue // it is not known yet, and has no names
 		}
-		leaf, err := leafOf(c)
+		leaf, err := identity.Leaf(c)
 		if err == nil && own && k.Name() == "" {
 			err = r.ownNames(leaf)
 		}
@@ -213,20 +213,9 @@ func (r *KeySet) current() *keyIndex {
 	return x
 }
 
-// leafOf returns the leaf of c.
-func leafOf(c *tls.Certificate) (*x509.Certificate, error) {
-	switch {
-	case c.Leaf != nil:
-		return c.Leaf, nil
-	case len(c.Certificate) == 0:
-		return nil, errors.New("a certificate is empty")
-	}
-	return x509.ParseCertificate(c.Certificate[0])
-}
-
 // add lists a certificate by its names.
 func (x *keyIndex) add(c *tls.Certificate) error {
-	leaf, err := leafOf(c)
+	leaf, err := identity.Leaf(c)
 	if err != nil {
 		return err
 	}

@@ -2,15 +2,15 @@ package file
 
 import (
 	"net"
-	"net/netip"
 	"reflect"
 	"runtime"
 	"slices"
 	"strconv"
 
+	"go.yaml.in/yaml/v3"
+
 	"culvert.dev/registry"
 	"culvert.dev/tunnel"
-	"go.yaml.in/yaml/v3"
 )
 
 // An Agent is what lets the programs of one host, or of one user of it, reach the services
@@ -141,17 +141,10 @@ func parseLocalListener(what, s string) (string, *complaint) {
 	if c != nil || isSocket(address) || isInherited(address) {
 		return address, c
 	}
-	if !isLoopback(address) {
+	if !registry.OnLoopback(address) {
 		return "", complain("write 127.0.0.1:PORT, [::1]:PORT or unix:PATH; for other hosts, add listeners with auth to the file", "%s %q is not on loopback, so other hosts could use the identity of this agent", what, clip(s))
 	}
 	return address, nil
-}
-
-// isLoopback reports whether a listener's HOST:PORT is for this machine alone.
-func isLoopback(address string) bool {
-	host, _, _ := net.SplitHostPort(address)
-	a, err := netip.ParseAddr(host)
-	return host == "localhost" || err == nil && a.IsLoopback()
 }
 
 // parseLocalUser parses "own", or the number of a user.

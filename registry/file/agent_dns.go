@@ -88,7 +88,7 @@ func parseLocalDNS(what, s string) (DNSAddress, *complaint) {
 	switch {
 	case a.Transport != "udp" && a.Transport != "tcp":
 		return DNSAddress{}, complain(hint, "address %q: programs of this host ask by UDP and TCP", clip(s))
-	case !isLoopback(a.Address):
+	case !registry.OnLoopback(a.Address):
 		return DNSAddress{}, complain(hint, "address %q is not on loopback, and its answers are for this host alone", clip(s))
 	}
 	return a, nil

@@ -5,9 +5,10 @@ import (
 	"slices"
 	"strings"
 
+	"go.yaml.in/yaml/v3"
+
 	"culvert.dev/registry"
 	"culvert.dev/tunnel"
-	"go.yaml.in/yaml/v3"
 )
 
 // An AgentInbound lets callers from elsewhere reach one program of the host: the agent ends
@@ -37,7 +38,7 @@ func parseInboundListener(what, s string) (string, *complaint) {
 
 // parseOwnProgram parses the address of a program on this host.
 func parseOwnProgram(what, s string) (string, *complaint) {
-	if !isLoopback(s) || listenPort(s) == 0 {
+	if !registry.OnLoopback(s) || listenPort(s) == 0 {
 		return "", complain("write 127.0.0.1:PORT or [::1]:PORT", "%s %q is no port of loopback: what the agent sends there is not encrypted", what, clip(s))
 	}
 	return s, nil

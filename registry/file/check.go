@@ -7,9 +7,10 @@ import (
 	"slices"
 	"strings"
 
+	"go.yaml.in/yaml/v3"
+
 	"culvert.dev/registry"
 	"culvert.dev/tunnel"
-	"go.yaml.in/yaml/v3"
 )
 
 // check finds mistakes in how the parts of a configuration fit together.
@@ -372,7 +373,7 @@ func (d *decoder) checkLocalUsers(l *Listener, at mapping) {
 		d.errorf(n, "write mode and group, or peerCredentials and policies", "localUsers has no effect: who may connect to a Unix socket is said by its file")
 	case l.UDP():
 		d.errorf(n, "leave it out", "localUsers has no effect: this listener is of UDP")
-	case !isLoopback(l.Address):
+	case !registry.OnLoopback(l.Address):
 		d.errorf(n, "listen on 127.0.0.1 or ::1", "localUsers is for loopback: the user of another machine is not known")
 	case runtime.GOOS != "linux":
 		d.errorf(n, "listen at a Unix socket, or ask for credentials by auth", "localUsers needs Linux: %s does not tell which user has connected", runtime.GOOS)

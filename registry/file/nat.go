@@ -1,11 +1,12 @@
 package file
 
 import (
-	"net"
 	"net/netip"
 	"slices"
 	"strings"
 	"time"
+
+	"culvert.dev/registry"
 )
 
 // A NAT says which ports the router in front of this gateway maps.
@@ -74,7 +75,7 @@ func (d *decoder) checkNAT() {
 		case isInherited(p.Listener):
 			d.errorf(n, "write the port in the listener, or leave it out", "%s is opened by systemd, and its port is not known here", clip(p.Listener))
 			continue
-		case onLoopback(p.Listener):
+		case registry.OnLoopback(strings.TrimPrefix(p.Listener, udpPrefix)):
 			d.errorf(n, "have the listener at an address that the router reaches, or leave the port out", "%s is reached from this machine alone", clip(p.Listener))
 			continue
 		}
@@ -87,11 +88,4 @@ func (d *decoder) checkNAT() {
 		}
 		taken[key] = p.Listener
 	}
-}
-
-// onLoopback reports whether an address to listen at is reached from this machine alone.
-func onLoopback(address string) bool {
-	host, _, _ := net.SplitHostPort(strings.TrimPrefix(address, udpPrefix))
-	a, err := netip.ParseAddr(host)
-	return host == "localhost" || err == nil && a.Unmap().IsLoopback()
 }

@@ -6,9 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
-	"net/netip"
 	"os"
 	"strings"
 
@@ -16,6 +14,7 @@ import (
 
 	"culvert.dev/connect"
 	"culvert.dev/internal/unixsocket"
+	"culvert.dev/registry"
 	"culvert.dev/tunnel"
 )
 
@@ -60,15 +59,8 @@ func (c *agentCredentials) check(address string) error {
 
 // onThisHost reports whether an address, HOST:PORT or unix:PATH, is that of this host alone.
 func onThisHost(address string) bool {
-	if _, ok := unixsocket.Path(address); ok {
-		return true
-	}
-	host, _, err := net.SplitHostPort(address)
-	if err != nil || host == "localhost" {
-		return err == nil
-	}
-	ip, err := netip.ParseAddr(host)
-	return err == nil && ip.Unmap().IsLoopback()
+	_, socket := unixsocket.Path(address)
+	return socket || registry.OnLoopback(address)
 }
 
 // read returns the credentials as fields of a request. Its errors have nothing of what was read.

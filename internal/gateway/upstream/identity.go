@@ -21,6 +21,7 @@ import (
 	"culvert.dev/connect"
 	"culvert.dev/connect/proxyproto"
 	"culvert.dev/delegation"
+	"culvert.dev/identity"
 	"culvert.dev/registry"
 	"culvert.dev/tunnel"
 )
@@ -149,7 +150,7 @@ func (s *signers) of(cert *tls.Certificate) (*delegation.Signer, error) {
 	if have := s.last.Load(); have != nil && have.cert == cert {
 		return have.signer, nil
 	}
-	leaf, err := leafOf(cert)
+	leaf, err := identity.Leaf(cert)
 	if err != nil {
 		return nil, err
 	}
@@ -167,17 +168,6 @@ func (s *signers) of(cert *tls.Certificate) (*delegation.Signer, error) {
 	}
 	s.last.Store(&certSigner{cert, signer})
 	return signer, nil
-}
-
-// leafOf returns the certificate of cert itself.
-func leafOf(cert *tls.Certificate) (*x509.Certificate, error) {
-	switch {
-	case cert.Leaf != nil:
-		return cert.Leaf, nil
-	case len(cert.Certificate) == 0:
-		return nil, errors.New("gateway: the certificate is empty")
-	}
-	return x509.ParseCertificate(cert.Certificate[0])
 }
 
 // nameOfGateway returns what a gateway with that certificate is called in assertions.
@@ -254,7 +244,7 @@ func (f *callerFields) certificates(req *tunnel.Request) (fields connect.Fields,
 	if err != nil {
 		return nil, err
 	}
-	leaf, err := leafOf(own)
+	leaf, err := identity.Leaf(own)
 	if err != nil {
 		return nil, err
 	}
