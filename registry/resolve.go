@@ -284,17 +284,7 @@ func (x *resolution) candidates(ctx context.Context, configured []Endpoint, targ
 	if err := x.transport().refusal(x.entry); err != nil {
 		return nil, err
 	}
-	answers, failed := x.lookupAll(ctx, configured)
-	var refused error
-	for i, a := range answers {
-		if configured[i].Guarded {
-			var err error
-			if a, err = x.guard(&configured[i], a); err != nil {
-				refused = err
-			}
-		}
-		answers[i] = arrange(a, turn/n, IsLocalhost(configured[i].Host))
-	}
+	answers, failed, refused := x.allowedAnswers(ctx, configured, turn/n)
 	eps := make([]tunnel.Endpoint, 0, n)
 	var few [16]contender
 	var all []contender // nil where the endpoints take turns
@@ -303,7 +293,7 @@ func (x *resolution) candidates(ctx context.Context, configured []Endpoint, targ
 			all = make([]contender, 0, n)
 		}
 	}
-	portless, datagrams := false, x.ofDatagrams()
+	portless := false
 	for row, more := 0, true; more; row++ {
 		more = false
 		for i := range n {
@@ -313,12 +303,7 @@ func (x *resolution) candidates(ctx context.Context, configured []Endpoint, targ
 			if hops != nil {
 				hop = hops[at]
 			}
-			ep := tunnel.Endpoint{Addr: netip.AddrPortFrom(c.Addr.Unmap(), cmp.Or(c.Port, x.port)), Named: true, Datagrams: datagrams, Transport: x.transport().Transport}
-			if c.Group != "" && ep.Addr.Port() == 0 { // a hello has no port, and a connector may not care
-				ep.Addr = netip.AddrPortFrom(netip.Addr{}, x.req.LocalPort)
-			}
-			switch {
-			case *c == Endpoint{}:
+			if *c == (Endpoint{}) {
 				if row == 0 {
 					eps = append(eps, targets[at])
 					x.count(&eps[len(eps)-1], nil)
@@ -327,39 +312,26 @@ func (x *resolution) candidates(ctx context.Context, configured []Endpoint, targ
 					}
 				}
 				continue
-			case ep.Addr.Port() == 0:
-				portless = true
-				continue
-			case c.isBehind():
-				if row > 0 {
-					continue
-				}
-				var err error
-				if ep, err = x.endpointBehind(c, ep.Addr.Port()); err != nil {
-					return nil, err
-				}
-			case c.Addr.IsValid():
-				if row > 0 {
-					continue
-				}
-			case row < len(answers[at]):
-				ep.Addr, ep.Host, ep.Named = netip.AddrPortFrom(answers[at][row], ep.Addr.Port()), c.Host, IsLocalhost(c.Host)
-				more = more || row+1 < len(answers[at])
-			default:
-				continue
 			}
+			var found []netip.Addr
+			if answers != nil {
+				found = answers[at]
+			}
+			ep, ok, err := x.endpointOf(c, hop, found, row)
 			switch {
-			case hop == nil && !c.isBehind():
-				x.restrictDirect(c, &ep)
-			case hop != nil && x.near > 0:
-				ep.HealthKey = ep.Addr.String()
+			case err != nil:
+				return nil, err
+			case !ok:
+				portless = portless || ep.Addr.Port() == 0
+				continue
 			}
+			more = more || row+1 < len(found)
 			x.count(&ep, c)
 			eps = append(eps, ep)
 			if all != nil {
 				one := x.contenderOf(c, hop, int(at))
 				if !c.Addr.IsValid() && !c.isBehind() {
-					one.divide(answers[at], row, IsLocalhost(c.Host))
+					one.divide(found, row, IsLocalhost(c.Host))
 				}
 				all = append(all, one)
 			}
@@ -370,20 +342,74 @@ func (x *resolution) candidates(ctx context.Context, configured []Endpoint, targ
 			return nil, x.errAllDraining()
 		}
 	}
-	switch {
-	case len(eps) > 0:
+	if len(eps) > 0 {
 		x.health.order(eps, x.check(hops != nil && x.near == 0))
 		return eps, nil
+	}
+	return nil, x.errNoCandidate(refused, portless, failed)
+}
+
+// allowedAnswers looks up the names of endpoints. It returns the addresses of each in the order to
+// dial, without those that a guard refuses, and the error of the last refusal.
+func (x *resolution) allowedAnswers(ctx context.Context, configured []Endpoint, turn uint32) (answers [][]netip.Addr, failed failures, refused error) {
+	answers, failed = x.lookupAll(ctx, configured)
+	for i, a := range answers {
+		if configured[i].Guarded {
+			var err error
+			if a, err = x.guard(&configured[i], a); err != nil {
+				refused = err
+			}
+		}
+		answers[i] = arrange(a, turn, IsLocalhost(configured[i].Host))
+	}
+	return answers, failed, refused
+}
+
+// endpointOf returns c as it is dialed. An endpoint by name has the address with the number row among
+// those that were found for its name; all others have one address, of row 0. It is not ok where there
+// is none of that number, or no port.
+func (x *resolution) endpointOf(c *Endpoint, hop *GatewayHop, found []netip.Addr, row int) (ep tunnel.Endpoint, ok bool, err error) {
+	ep = tunnel.Endpoint{Addr: netip.AddrPortFrom(c.Addr.Unmap(), cmp.Or(c.Port, x.port)), Named: true, Datagrams: x.ofDatagrams(), Transport: x.transport().Transport}
+	if c.Group != "" && ep.Addr.Port() == 0 { // a hello has no port, and a connector may not care
+		ep.Addr = netip.AddrPortFrom(netip.Addr{}, x.req.LocalPort)
+	}
+	behind := c.isBehind()
+	rows := 1
+	if !behind && !c.Addr.IsValid() {
+		rows = len(found)
+	}
+	switch {
+	case ep.Addr.Port() == 0 || row >= rows:
+		return ep, false, nil
+	case behind:
+		if ep, err = x.endpointBehind(c, ep.Addr.Port()); err != nil {
+			return ep, false, err
+		}
+	case !c.Addr.IsValid():
+		ep.Addr, ep.Host, ep.Named = netip.AddrPortFrom(found[row], ep.Addr.Port()), c.Host, IsLocalhost(c.Host)
+	}
+	switch {
+	case hop == nil && !behind:
+		x.restrictDirect(c, &ep)
+	case hop != nil && x.near > 0:
+		ep.HealthKey = ep.Addr.String()
+	}
+	return ep, true, nil
+}
+
+// errNoCandidate is the refusal of a service that has endpoints, of which none can be dialed.
+func (x *resolution) errNoCandidate(refused error, portless bool, failed failures) error {
+	switch {
 	case refused != nil:
-		return nil, tunnel.Refusef(tunnel.Prohibited, "registry: service %q of %s: %w", x.entry.Name, orUnknown(x.entry.Origin), refused)
+		return tunnel.Refusef(tunnel.Prohibited, "registry: service %q of %s: %w", x.entry.Name, orUnknown(x.entry.Origin), refused)
 	case portless:
-		return nil, tunnel.Refusef(tunnel.NoEndpoint, "registry: %q: the endpoints of service %q have no port and none was asked for: give them one, or list the service's ports", x.req.Target(), x.entry.Name)
+		return tunnel.Refusef(tunnel.NoEndpoint, "registry: %q: the endpoints of service %q have no port and none was asked for: give them one, or list the service's ports", x.req.Target(), x.entry.Name)
 	}
 	reason := tunnel.LookupError
 	if failed.timeouts == failed.all && failed.all > 0 {
 		reason = tunnel.LookupTime
 	}
-	return nil, tunnel.Refusef(reason, "registry: no endpoint of service %q has an address: %w", x.entry.Name, errors.Join(failed.errs...))
+	return tunnel.Refusef(reason, "registry: no endpoint of service %q has an address: %w", x.entry.Name, errors.Join(failed.errs...))
 }
 
 // guard returns those addresses of a Guarded endpoint's name that are not
