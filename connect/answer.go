@@ -41,7 +41,7 @@ var answers = map[tunnel.Reason]answer{
 	tunnel.Overload:     {503, "connection_limit_reached", "a connection limit is reached, try again"},
 	tunnel.Flood:        {429, "http_request_error", "too many frames that carry nothing"},
 
-	tunnel.NoSNI:       {400, "http_request_error", "the ClientHello names nobody"},
+	tunnel.NoSNI:       {400, "http_request_error", "the ClientHello has no server name"},
 	tunnel.NoAuth:      {407, "http_request_denied", "credentials are required and are missing or wrong"},
 	tunnel.NoRoute:     {403, "destination_not_found", "no such service here"},
 	tunnel.NotExposed:  {403, "http_request_denied", "the service is private"},

@@ -99,7 +99,7 @@ func parseBracketed(s string) (netip.Addr, error) {
 	addr, err := netip.ParseAddr(inner)
 	switch {
 	case err != nil || !addr.Is6():
-		return netip.Addr{}, errors.New("what stands in brackets is not an IPv6 address")
+		return netip.Addr{}, errors.New("the text in brackets is not an IPv6 address")
 	case addr.Zone() != "":
 		return netip.Addr{}, errors.New("an address with a zone means nothing on another host")
 	}

@@ -59,7 +59,7 @@ func TestRefusedHeads(t *testing.T) {
 		{"IPv6 without port", to("[2001:db8::1]"), authority("[2001:db8::1]", " has no port"), tunnel.BadRequest},
 		{"zone", to("[fe80::1%eth0]:443"), authority("[fe80::1%eth0]:443", ": an address with a zone means nothing on another host"), tunnel.BadRequest},
 		{"escaped zone", to("[fe80::1%25eth0]:443"), authority("[fe80::1%25eth0]:443", ": an address with a zone means nothing on another host"), tunnel.BadRequest},
-		{"IPv4 in brackets", to("[127.0.0.1]:443"), authority("[127.0.0.1]:443", ": what stands in brackets is not an IPv6 address"), tunnel.BadRequest},
+		{"IPv4 in brackets", to("[127.0.0.1]:443"), authority("[127.0.0.1]:443", ": the text in brackets is not an IPv6 address"), tunnel.BadRequest},
 		{"hex IPv4", to("0x7f.1:443"), authority("0x7f.1:443", `: name is an address: "0x7f.1"`), tunnel.BadRequest},
 		{"short IPv4", to("127.1:443"), authority("127.1:443", `: name is an address: "127.1"`), tunnel.BadRequest},
 		{"dword IPv4", to("2130706433:443"), authority("2130706433:443", `: name is an address: "2130706433"`), tunnel.BadRequest},

@@ -171,7 +171,7 @@ func (g *Groups) Join(req *tunnel.Request, s Session, reg Registration) (*Member
 // service of the table has the name.
 func (g *Groups) authorize(req *tunnel.Request, reg *Registration) (key string, listed bool, err error) {
 	if g.Authorize == nil {
-		return "", false, tunnel.Refusef(tunnel.Denied, "reverse: %q: nobody may register names here", reg.Name)
+		return "", false, tunnel.Refusef(tunnel.Denied, "reverse: %q: no policy lets anyone register names here", reg.Name)
 	}
 	groups, listed, err := g.Authorize(req, reg.Name, reg.Port)
 	switch {

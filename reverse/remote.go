@@ -153,7 +153,7 @@ func (g *Groups) setRemote(l *replicaLink, n *replicaName) (lost bool) {
 		if !n.wins(other) {
 			return lost
 		}
-		g.log().Warn("two owners have a name at two replicas; the one that has had it for longer keeps it",
+		g.log().Warn("two owners have the same name at two replicas; the earlier owner keeps it",
 			"name", n.Name.String(), "owner", n.Owner, "loser", other.owner, "replica", l.replicaID())
 		lost = g.evict(other) || lost
 	}

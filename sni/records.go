@@ -86,7 +86,7 @@ func (p *Parser) open() error {
 		case leadNone:
 			return &ParseError{Reason: tunnel.BadPreamble, Err: fmt.Errorf("not TLS: begins with %q", h)}
 		case leadSSL2:
-			return &ParseError{Reason: tunnel.BadHello, Err: errors.New("SSLv2 hello, which names nobody and is not supported")}
+			return &ParseError{Reason: tunnel.BadHello, Err: errors.New("SSLv2 hello, which has no server name and is not supported")}
 		}
 	}
 	switch {

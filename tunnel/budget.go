@@ -238,9 +238,9 @@ func (h *BufferAccount) CheckLimit() error {
 		if free > 0 {
 			return nil
 		}
-		return Refusef(Overload, "%d bytes are held that nobody reads, the limit", most)
+		return Refusef(Overload, "%d bytes are buffered and not read, the limit", most)
 	}
-	return h.client.fair("bytes that nobody reads", most, free, 0, func(c *Client) int64 { return c.held.Load() }, "raise the limit on memory or add a gateway")
+	return h.client.fair("bytes that are not read", most, free, 0, func(c *Client) int64 { return c.held.Load() }, "raise the limit on memory or add a gateway")
 }
 
 // backlogsMost is how many times Budget.Backlogs may be held before streams end

@@ -21,7 +21,7 @@ const leastRSA = 2048
 func ParseHostKey(pem []byte) (ssh.Signer, error) {
 	raw, err := ssh.ParseRawPrivateKey(pem)
 	if _, locked := errors.AsType[*ssh.PassphraseMissingError](err); locked {
-		return nil, errors.New("the host key has a passphrase, which nobody could enter")
+		return nil, errors.New("the host key has a passphrase, which cannot be entered here")
 	}
 	if err != nil {
 		return nil, errors.New("this is no private key of OpenSSH")

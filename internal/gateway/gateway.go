@@ -445,11 +445,11 @@ func (g *Gateway) Ready() (ok bool, why string) {
 	case g.stopping.Load():
 		return false, "draining"
 	case g.registry.Table() == nil:
-		return false, "no source has said what there is to serve" + g.staleSuffix()
+		return false, "no source has sent its configuration" + g.staleSuffix()
 	case g.registry.PendingSources() > 0:
 		// What the others said is served. But a replica that takes the place of one
 		// that knows more must not have its clients.
-		return false, "a source has not yet said what there is to serve" + g.staleSuffix()
+		return false, "a source has not sent its configuration yet" + g.staleSuffix()
 	}
 	if _, settled := g.ports.status(); !settled {
 		return false, "the ports of services are not open yet"

@@ -84,7 +84,7 @@ func TestHealthOfARunningGateway(t *testing.T) {
 	source <- registry.Update{Source: "told", Err: errors.New("not yet")}
 	testnet.Eventually(t, soon, func() bool {
 		ok, why := g.Ready()
-		return !ok && why == "no source has said what there is to serve; source told: not yet"
+		return !ok && why == "no source has sent its configuration; source told: not yet"
 	}, "it is said why there is no table")
 	source <- registry.Update{Source: "told"} // with nothing to check
 	testnet.Eventually(t, soon, func() bool { return g.Status().Generation == 1 }, "the first table is there")

@@ -70,7 +70,7 @@ func ResolveFrom(src *names.Source, name, from string) (*Resolution, error) {
 	reg := src.Registry
 	t := reg.Table()
 	if t == nil {
-		return nil, fmt.Errorf("no source has said what there is")
+		return nil, fmt.Errorf("no source has sent its configuration")
 	}
 	n, err := tunnel.ParseName(name)
 	if err != nil {
@@ -126,7 +126,7 @@ func view(src *names.Source, t *registry.Table, name tunnel.Name, network string
 		err := t.Refusal(name, network)
 		v.Reason, v.Detail = tunnel.ReasonOf(err), err.Error()
 		if src.Registry.PendingSources() > 0 {
-			v.Detail += "; but a source has not yet said what there is, and DNS answers SERVFAIL in its zones"
+			v.Detail += "; but a source has not sent its configuration yet, and DNS answers SERVFAIL in its zones"
 		}
 		return v
 	}

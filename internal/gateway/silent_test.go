@@ -48,7 +48,7 @@ func TestNotReadyBeforeEverySourceHasSpoken(t *testing.T) {
 	}()
 	api <- registry.Update{Source: "api", Err: errors.New("out of reach")}
 	testnet.Eventually(t, soon, func() bool { return g.registry.Table() != nil }, "what the file says is served")
-	if ok, why := g.Ready(); ok || !strings.Contains(why, "a source has not yet said") || !strings.Contains(why, "source api: out of reach") {
+	if ok, why := g.Ready(); ok || !strings.Contains(why, "a source has not sent its configuration") || !strings.Contains(why, "source api: out of reach") {
 		t.Errorf("Ready: %v %q, want no, and why", ok, why)
 	}
 	if got := asked(t, g, "web.mesh.internal."); got != "NOERROR 10.1.0.1" {

@@ -122,7 +122,7 @@ func parseFile(data []byte, to any) error {
 	}
 	switch {
 	case head.Version == nil:
-		return errors.New("it tells no version")
+		return errors.New("it has no version")
 	case *head.Version != fileVersion:
 		return fmt.Errorf("it is of version %d, and this culvert reads version %d", *head.Version, fileVersion)
 	}

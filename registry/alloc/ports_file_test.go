@@ -143,7 +143,7 @@ func TestPortFileRefused(t *testing.T) {
 		{"not JSON", "{\n  version: 1\n}", "line 2: invalid character 'v'"},
 		{"two documents", entry(one) + "\n" + entry(one), "line 2: invalid character '{' after top-level value"},
 		{"a list", "[]", "cannot unmarshal array"},
-		{"no version", `{"ports": []}`, "it tells no version"},
+		{"no version", `{"ports": []}`, "it has no version"},
 		{"version 2", `{"version": 2, "ports": {}}`, "it is of version 2, and this culvert reads version 1"},
 		{"version of text", `{"version": "1"}`, "cannot unmarshal string"},
 		{"unknown key", `{"version": 1, "prots": []}`, `unknown field "prots"`},

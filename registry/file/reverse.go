@@ -92,7 +92,7 @@ func (r *reverseSessions) check(d *decoder, at mapping) {
 	h := r.hopAccess.registered()
 	d.checkPeers(at.node, &h)
 	if at.node != nil && !has(at.node, "key") && !has(at.node, "certificateFile") && !has(at.node, "tokenFile") && !has(at.node, "userFile") && !has(at.node, "jwtSVID") {
-		d.errorf(at.node, "add key: NAME with the name of one in identity.keys, or tokenFile", "reverse needs credentials: a name has an owner, whom the gateway has to know")
+		d.errorf(at.node, "add key: NAME with the name of one in identity.keys, or tokenFile", "reverse needs credentials: a name has an owner, which the gateway has to know")
 	}
 	if r.Pool > 0 && r.Protocol == "connect-h3" {
 		d.errorf(keyOf(at.node, "poolConnections"), "use another protocol, or leave it out", "poolConnections are TCP connections, and connect-h3 reaches the gateways by UDP")

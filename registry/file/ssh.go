@@ -58,7 +58,7 @@ func (d *decoder) checkSSH(l *Listener, at mapping) {
 	spoken := slices.Contains(l.Protocols, "ssh")
 	switch {
 	case spoken && at.value("ssh") == nil:
-		d.errorf(at.value("protocols"), "add ssh: {hostKeyFile: FILE, authorizedKeysFile: FILE}", "ssh needs a host key, and to know whom it lets in")
+		d.errorf(at.value("protocols"), "add ssh: {hostKeyFile: FILE, authorizedKeysFile: FILE}", "ssh needs a host key, and the keys or CAs of its clients")
 	case !spoken && at.value("ssh") != nil && !l.UDP():
 		d.errorf(at.value("ssh"), "add it to protocols: [sni, ssh]", "ssh has no effect: it is not among the listener's protocols")
 	}

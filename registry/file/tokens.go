@@ -76,7 +76,7 @@ func (i *Issuer) check(d *decoder, at mapping) {
 // parseIssuer parses the https URL of an issuer, OpenID Connect Core 1.0 section 2.
 func parseIssuer(what, s string) (string, *complaint) {
 	if strings.Contains(s, "@") { // it may have a password, and is not quoted
-		return "", complain("leave the user out; tokenFile has a bearer token for jwks", "%s has a user, and no password stands in this file", what)
+		return "", complain("leave the user out; tokenFile has a bearer token for jwks", "%s has a user, and this file must not have a password", what)
 	}
 	u, err := url.Parse(s)
 	if err != nil || u.Scheme != "https" || u.Host == "" || u.RawQuery != "" || u.Fragment != "" {
@@ -135,7 +135,7 @@ func (d *decoder) checkIssuers() {
 		for j, name := range auth.Issuers {
 			used[name] = true
 			if _, ok := known[name]; !ok && name != "" {
-				d.errorf(d.listener(n).object("auth").item("issuers", j), "list it in identity: {tokens: [{issuer: ..., audience: ...}]}, or with trustDomain, spelled alike", "there is no issuer %q in identity.tokens", clip(name))
+				d.errorf(d.listener(n).object("auth").item("issuers", j), "list it in identity: {tokens: [{issuer: ..., audience: ...}]}, or with trustDomain, with the same spelling", "there is no issuer %q in identity.tokens", clip(name))
 			}
 		}
 	}

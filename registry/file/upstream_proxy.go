@@ -23,7 +23,7 @@ func parseProxyURL(what, s string) (string, *complaint) {
 	u, err := url.Parse(s)
 	switch {
 	case strings.Contains(s, "@"):
-		return "", complain("use user, and passwordCommand or passwordFile", "%s has a user, and no password stands in this file", what)
+		return "", complain("use user, and passwordCommand or passwordFile", "%s has a user, and this file must not have a password", what)
 	case err != nil || u.Scheme != "http" && u.Scheme != "https" || strings.TrimSuffix(u.Path, "/") != "" || u.RawQuery != "" || u.Fragment != "":
 		return "", complain(hint, "%s %q is not the URL of an HTTP proxy", what, clip(s))
 	}

@@ -102,7 +102,7 @@ come: they would use the agent's identity.`,
 	f.StringArrayVar(&o.cidrs, "cidr", nil, "address or `RANGE` to capture; repeatable")
 	f.BoolVar(&o.all, "all", false, "capture every destination; also without --vips and --cidr where --uid or --cgroup is given")
 	f.UintSliceVar(&o.uids, "uid", nil, "capture programs of the user with this `NUMBER` alone; repeatable")
-	f.StringArrayVar(&o.cgroups, "cgroup", nil, "capture programs in the cgroup of version 2 at this `PATH` below /sys/fs/cgroup alone; repeatable. One that is removed and made anew needs up again")
+	f.StringArrayVar(&o.cgroups, "cgroup", nil, "capture programs in the cgroup of version 2 at this `PATH` below /sys/fs/cgroup alone; repeatable. One that is removed and created again needs up again")
 	f.StringArrayVar(&o.except, "except", nil, "address or `RANGE` to leave alone; repeatable")
 	f.UintSliceVar(&o.exceptUIDs, "exclude-uid", nil, "leave programs of the user with this `NUMBER` alone, such as the agent; repeatable")
 	f.StringVar(&o.mark, "exclude-mark", "", "leave sockets with this `MARK` alone, such as 0x63760001")

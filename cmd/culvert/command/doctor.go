@@ -43,7 +43,7 @@ is wrong.
 
 It looks at the flags of culvert agent, at a configuration file, or at what culvert
 join has left on this machine. It changes nothing, and sends nothing to a service.
-The exit code is 1 if something has to be mended, and 0 if there are warnings.`,
+The exit code is 1 if something has to be fixed, and 0 if there are warnings.`,
 		Example: `  culvert doctor
   culvert doctor --gateway gw.example --cert me.pem --key me.key --ca ca.pem
   culvert doctor --config agent.yaml
@@ -225,7 +225,7 @@ func (d *doctor) mistakes(err error) {
 		if strings.Contains(e.Msg, keyMismatch) {
 			check, hint = "key", mismatchRemedy
 		}
-		d.add(check, e.File, checkFailed, cmp.Or(hint, "mend the configuration; \"culvert config check FILE\" says the same"), "%s", e.Error())
+		d.add(check, e.File, checkFailed, cmp.Or(hint, "fix the configuration; \"culvert config check FILE\" says the same"), "%s", e.Error())
 	}
 }
 
@@ -286,7 +286,7 @@ func (d *doctor) gateways(ctx context.Context, c *file.Config) {
 	own.Joined, own.ServeBundle = "", nil // nothing is renewed or served here
 	ids, err := newIdentities(ctx, &own, tunnel.Sockets{}, log)
 	if err != nil {
-		d.add("key", "", checkFailed, "mend identity of the configuration", "the keys can't be used: %s", err)
+		d.add("key", "", checkFailed, "fix identity in the configuration", "the keys can't be used: %s", err)
 		return
 	}
 	defer ids.close()

@@ -47,7 +47,7 @@ func (d *doctor) keys(store *identity.Store, c *file.Config) {
 	fine, now := 0, d.now()
 	for _, e := range store.Entries() {
 		if e.Err != nil {
-			d.add(e.Kind, e.Name, checkFailed, "mend its files", "%s %q can't be used: %s", e.Kind, e.Name, e.Err)
+			d.add(e.Kind, e.Name, checkFailed, "fix its files", "%s %q can't be used: %s", e.Kind, e.Name, e.Err)
 			continue
 		}
 		for _, end := range e.Ends {

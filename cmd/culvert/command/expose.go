@@ -36,15 +36,15 @@ func newExpose() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "expose NAME[:PORT]",
 		Short: "Give a service on this machine a name on gateways",
-		Long: `Expose gives a service that nobody can dial, on this machine or near it, a name
-on one or more gateways. It opens a reverse session to each, registers the name,
-and passes what clients ask the gateways for on to the service, without decrypting
-it. It prints how to reach the service, and then what is going on, until it is
-interrupted. Nothing has to be open on this machine.
+		Long: `Expose gives a service on this machine, or near it, a name on one or more gateways.
+The service need not accept connections from outside. Expose opens a reverse session
+to each gateway, registers the name, and passes the connections of clients on to the
+service, without decrypting them. It prints how to reach the service, and then its
+state, until it is interrupted. No port has to be open on this machine.
 
-A gateway lets nobody register a name without a policy with the verb "register".
-It knows who registers by the certificate or the token. The exit code is 1 if no
-gateway takes the name. A gateway that is only away is tried again.
+A gateway lets a caller register a name only by a policy with the verb "register".
+It knows the caller by the certificate or the token. The exit code is 1 if no
+gateway accepts the name. A gateway that cannot be reached is tried again.
 
 After culvert join, neither --via nor --cert is needed: the gateway and the identity
 are those that the device has from there, and its certificate is renewed.

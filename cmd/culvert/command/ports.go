@@ -136,7 +136,7 @@ func stateError(err error) error {
 	if !ok {
 		return err
 	}
-	hint := "restore the file, or fix its permissions; if it is removed, " + state.What + " are assigned anew and may differ from those that clients use"
+	hint := "restore the file, or fix its permissions; if it is removed, " + state.What + " are assigned again and may differ from those that clients use"
 	if errors.Is(err, statefile.ErrHeld) {
 		hint = "stop the other process (fuser FILE.lock names it), or give each a state file of its own; a gateway answers DNS too, if its file has dns:"
 	}

@@ -86,7 +86,7 @@ tells them apart.`,
 	f.StringSliceVar(&o.behind, "behind", nil, "with --mode hbone, double HBONE: accepted SPIFFE IDs of the inner server, or spiffe://DOMAIN")
 	f.StringSliceVar(&o.alpn, "alpn", nil, "application protocols to offer to the service (default with --mode quic: h3)")
 	f.StringVar(&o.send, "send", "", "with --mode udp or connect-udp: datagram to send, which the service answers; text, with \\x00 for bytes")
-	f.BoolVar(&o.noTLS, "no-tls", false, "the service does not speak TLS: stop when the tunnel stands, any --mode but sni and quic")
+	f.BoolVar(&o.noTLS, "no-tls", false, "the service does not speak TLS: stop when the tunnel is open, any --mode but sni and quic")
 	f.BoolVar(&o.insecure, "insecure", false, "report a certificate that cannot be verified, instead of failing")
 	f.DurationVar(&o.timeout, "timeout", 10*time.Second, "time limit of the whole probe")
 	_ = cmd.RegisterFlagCompletionFunc("mode", cobra.FixedCompletions(probeModes, cobra.ShellCompDirectiveNoFileComp))

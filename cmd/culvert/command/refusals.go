@@ -36,7 +36,8 @@ func newRefusals() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "refusals",
 		Short: "List the recent refusals of a running gateway, with their reasons",
-		Long: `Refusals lists whom a running gateway has refused lately and why, the newest first.
+		Long: `Refusals lists the clients that a running gateway refused recently, with the reason,
+the newest first.
 Refusals for the same reason, at the same listener, of the same client address and
 for the same name are one line with their number. All filters must match.
 

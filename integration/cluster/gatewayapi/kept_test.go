@@ -143,7 +143,7 @@ kubernetes:
 	b.culvert.Kill()
 
 	run("nothing")
-	b.waitReadyz(http.StatusServiceUnavailable, "no source has said what there is to serve; source ")
+	b.waitReadyz(http.StatusServiceUnavailable, "no source has sent its configuration; source ")
 	if got, err := connect(t.Context(), found); err == nil {
 		t.Errorf("a first start without an API server serves: %q", got)
 	}
