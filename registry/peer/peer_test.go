@@ -533,58 +533,67 @@ func TestCatalogIsKeptOverRestart(t *testing.T) {
 
 // A peer with several transports is asked by the next one where one is silent.
 func TestSilenceLeadsToTheNextTransport(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		east, west := newSite(t, "east"), newSite(t, "west")
-		west.set(t, service("a.west.example"), seen([]string{"a.west.example"}, "east.example"))
-		good := join(t, east, west)
-		silent := &silentLink{}
-		east.peers.NewTransport = func(_ *registry.Service, _ *registry.Endpoint, g *registry.Gateway) (tunnel.Transport, error) {
-			if g.Transports[0].Proto == "connect" {
-				return silent, nil
-			}
-			return good, nil
-		}
-		c := configOf("west", true)
-		first := hop
-		first.Proto = "connect"
-		c.Gateways[0].Transports = []registry.Hop{first, hop}
-		if err := east.peers.Configure([]Config{c}); err != nil {
-			t.Fatal(err)
-		}
-		ctx, cancel := context.WithCancel(t.Context())
-		var wg sync.WaitGroup
-		wg.Go(func() { east.run(ctx) })
-		time.Sleep(HeartbeatTimeout - time.Second)
-		synctest.Wait()
-		if got := east.lockedNames(); len(got) > 0 {
-			t.Errorf("names are %q before the heartbeats are missed", got)
-		}
-		time.Sleep(3 * time.Second)
-		synctest.Wait()
-		if got := east.lockedNames(); len(got) != 1 {
-			t.Errorf("names are %q after %v, want those by the next transport; status %+v", got, HeartbeatTimeout, east.peers.Status())
-		}
-		// The stream that works stays.
-		time.Sleep(10 * HeartbeatTimeout)
-		synctest.Wait()
-		good.mu.Lock()
-		defer good.mu.Unlock()
-		if good.dials != 1 || !east.peers.Status()[0].Connected {
-			t.Errorf("%d streams, status %+v; want one that stays", good.dials, east.peers.Status())
-		}
-		cancel()
-		_ = east.peers.Configure(nil)
-		_ = west.peers.Configure(nil)
-		wg.Wait()
-	})
+	for name, said := range map[string]string{"from the beginning": "", "after a catalog": hello + "\n" + first + "\n"} {
+		t.Run(name, func(t *testing.T) { synctest.Test(t, func(t *testing.T) { testSilence(t, said) }) })
+	}
 }
 
-// A silentLink leads to a gateway that accepts, and says nothing.
-type silentLink struct{ link }
+// testSilence has the peer say something by its first transport, and nothing after that.
+func testSilence(t *testing.T, said string) {
+	east, west := newSite(t, "east"), newSite(t, "west")
+	west.set(t, service("a.west.example"), seen([]string{"a.west.example"}, "east.example"))
+	good := join(t, east, west)
+	silent := &silentLink{said: said}
+	east.peers.NewTransport = func(_ *registry.Service, _ *registry.Endpoint, g *registry.Gateway) (tunnel.Transport, error) {
+		if g.Transports[0].Proto == "connect" {
+			return silent, nil
+		}
+		return good, nil
+	}
+	c := configOf("west", true)
+	other := hop
+	other.Proto = "connect"
+	c.Gateways[0].Transports = []registry.Hop{other, hop}
+	if err := east.peers.Configure([]Config{c}); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	wg.Go(func() { east.run(ctx) })
+	time.Sleep(HeartbeatTimeout - time.Second)
+	synctest.Wait()
+	if got := east.lockedNames(); (len(got) > 0) != (said != "") {
+		t.Errorf("names are %q before the heartbeats are missed", got)
+	}
+	time.Sleep(3 * time.Second)
+	synctest.Wait()
+	if got := east.lockedNames(); len(got) != 1 {
+		t.Errorf("names are %q after %v, want those by the next transport; status %+v", got, HeartbeatTimeout, east.peers.Status())
+	}
+	// The stream that works stays.
+	time.Sleep(10 * HeartbeatTimeout)
+	synctest.Wait()
+	good.mu.Lock()
+	defer good.mu.Unlock()
+	if good.dials != 1 || !east.peers.Status()[0].Connected {
+		t.Errorf("%d streams, status %+v; want one that stays", good.dials, east.peers.Status())
+	}
+	cancel()
+	_ = east.peers.Configure(nil)
+	_ = west.peers.Configure(nil)
+	wg.Wait()
+}
 
-func (*silentLink) Dial(context.Context, *tunnel.Endpoint, *tunnel.Request) (net.Conn, error) {
+// A silentLink leads to a gateway that accepts, says something, and then nothing.
+type silentLink struct {
+	link
+	said string
+}
+
+func (l *silentLink) Dial(context.Context, *tunnel.Endpoint, *tunnel.Request) (net.Conn, error) {
 	a, b := net.Pipe()
 	go func() { _, _ = io.Copy(io.Discard, b) }()
+	go func() { _, _ = io.WriteString(b, l.said) }()
 	return a, nil
 }
 
