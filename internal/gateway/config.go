@@ -88,6 +88,10 @@ type Config struct {
 	// be nil: then the runtime keeps the limit that it has, and Memory does not change.
 	SetMemory func(bytes int64)
 
+	// SetGCPercent sets the runtime's GOGC, in percent, for it to collect less often while it
+	// does so many times a second. May be nil: then the runtime keeps what it has.
+	SetGCPercent func(percent int)
+
 	// ServicePorts are ports to give to services; nil means that none has one to
 	// itself.
 	ServicePorts *ServicePorts

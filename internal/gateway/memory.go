@@ -56,7 +56,8 @@ type memoryWatch struct {
 	budget *tunnel.Budget
 	log    *slog.Logger
 
-	set func(int64) // moves limit; nil if it must stay
+	set   func(int64) // moves limit; nil if it must stay
+	space spacing
 
 	changed chan struct{} // receives when wanted is another limit
 	wanted  atomic.Int64  // as Config.Memory
@@ -96,6 +97,7 @@ func AutoMemory() int64 {
 func (g *Gateway) watchMemory(budget *tunnel.Budget) {
 	w := &g.memory
 	w.limit, w.set, w.budget, w.log = g.cfg.Memory, g.cfg.SetMemory, budget, g.log
+	w.space.set = g.cfg.SetGCPercent
 	w.relieve = g.relay.FreeMemory
 	w.http3 = g.http3.servers
 	w.changed = make(chan struct{}, 1)
@@ -153,12 +155,15 @@ func (w *memoryWatch) run(ctx context.Context) error {
 	timer := time.NewTimer(lookEvery)
 	defer timer.Stop()
 	for {
+		w.spaceOut()
 		if w.limit <= 0 && w.group == nil {
+			w.space.schedule(timer)
 			select {
 			case <-ctx.Done():
 				return nil
 			case <-w.changed:
 				w.use(w.wanted.Load())
+			case <-timer.C:
 			}
 			continue
 		}
@@ -176,6 +181,13 @@ func (w *memoryWatch) run(ctx context.Context) error {
 		case <-timer.C:
 		case <-w.budget.NotifyAt(crowd(w.of.Load())):
 		}
+	}
+}
+
+// spaceOut has collections at the distance that the memory allows.
+func (w *memoryWatch) spaceOut() {
+	if w.space.set != nil {
+		w.space.look(time.Now(), readHeap(), w.used.Load(), w.of.Load(), w.budget.Pressure() != tunnel.Calm)
 	}
 }
 

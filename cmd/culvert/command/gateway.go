@@ -221,8 +221,11 @@ func (o *gatewayOptions) override(c *file.Config) {
 
 // limitMemory tells the Go runtime what to keep below, and the gateway what it
 // was told. GOMEMLIMIT, which the runtime has read by itself, goes before
-// everything else and is not moved.
+// everything else and is not moved; nor is GOGC.
 func (o *gatewayOptions) limitMemory(c *file.Config, cfg *gateway.Config) (err error) {
+	if os.Getenv("GOGC") == "" {
+		cfg.SetGCPercent = func(percent int) { debug.SetGCPercent(percent) }
+	}
 	if cfg.Memory, err = o.memoryLimit(c); err != nil || os.Getenv("GOMEMLIMIT") != "" {
 		return err
 	}
