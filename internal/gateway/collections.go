@@ -24,8 +24,8 @@ const (
 	oftenRate  = 20.0 // collections a second that are too many
 	seldomRate = 8.0  // and those that are not, without what is done about it
 
-	seldomAfter   = time.Second // how long they must be seldom
-	lookUnlimited = lookEvery   // between two looks where there is no memory limit
+	seldomAfter   = time.Second     // how long they must be seldom
+	lookUnlimited = 2 * time.Second // between two looks where there is no memory limit
 )
 
 // heapState is what the runtime says of its collections.
@@ -121,6 +121,13 @@ func (s *spacing) schedule(timer *time.Timer) {
 		timer.Reset(lookEvery)
 	default:
 		timer.Reset(lookUnlimited)
+	}
+}
+
+// end leaves the runtime as it was.
+func (s *spacing) end() {
+	if s.set != nil {
+		s.change(usualPercent)
 	}
 }
 

@@ -67,6 +67,11 @@ func TestCollectionsAreSpacedOut(t *testing.T) {
 	}
 	f.look(time.Hour, 100)
 	f.want(t, "an hour with 100")
+	f.s.end()
+	f.want(t, "the end at rest")
+	f.look(lookEvery, 5)
+	f.s.end()
+	f.want(t, "the end while they are many", 800, 100)
 }
 
 // More in use means less garbage in percent, at the next look.

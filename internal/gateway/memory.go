@@ -154,6 +154,7 @@ func next(was tunnel.Pressure, used, limit int64) tunnel.Pressure {
 func (w *memoryWatch) run(ctx context.Context) error {
 	timer := time.NewTimer(lookEvery)
 	defer timer.Stop()
+	defer w.space.end()
 	for {
 		w.spaceOut()
 		if w.limit <= 0 && w.group == nil {
