@@ -87,6 +87,31 @@ func TestOptions(t *testing.T) {
 	}
 }
 
+// A key is found by itself: how a client calls itself decides nothing, and so takes no time by
+// which known names could be told from others.
+func TestNamesOfUsersTellNothing(t *testing.T) {
+	known := newKey(t).PublicKey()
+	keys, mistakes := ParseAuthorizedKeys(publicLine(known) + " alice")
+	if len(mistakes) > 0 {
+		t.Fatal(mistakes)
+	}
+	a := &Authority{Keys: keys}
+	from, now := netip.MustParseAddr("192.0.2.1"), time.Now()
+	unknown := newKey(t).PublicKey()
+	_, refused := a.Check("alice", unknown, from, now)
+	if refused == nil {
+		t.Fatal("an unknown key is let in")
+	}
+	for _, user := range []string{"", "alice", "bob", "root", strings.Repeat("x", 1<<16)} {
+		if g, err := a.Check(user, known, from, now); err != nil || g.Peer.ID != "alice" {
+			t.Errorf("user %.20q with alice's key: %+v, %v", user, g, err)
+		}
+		if _, err := a.Check(user, unknown, from, now); err == nil || err.Error() != refused.Error() {
+			t.Errorf("user %.20q with an unknown key: %v, want %v", user, err, refused)
+		}
+	}
+}
+
 func TestLimits(t *testing.T) {
 	keys, mistakes := ParseAuthorizedKeys(`permitopen="DB.example:5432",permitopen="192.0.2.1:*",permitlisten="*.cam.example:443",permitlisten="8080" ` + publicLine(newKey(t).PublicKey()) + " alice")
 	if len(mistakes) > 0 {
