@@ -57,6 +57,7 @@ type options struct {
 	policy  string
 	reverse string
 	agent   string
+	sites   string
 }
 
 func main() {
@@ -79,6 +80,7 @@ func main() {
 	flag.StringVar(&o.policy, "policy", "", "policies to measure, a `regexp`, or none: policies by address, policies by identity, policies of others, decisions")
 	flag.StringVar(&o.reverse, "reverse", "", "reverse sessions to measure, a `regexp`, or none: culvert, frp, frp-nomux, chisel, sshd, culvert-ssh")
 	flag.StringVar(&o.agent, "agent", "", "ways from a program to a service to measure beside the agent, a `regexp`, or none: direct, gateway, agent, in-its-place, captured, captured-plain, captured-floor, redsocks, proxychains; as root")
+	flag.StringVar(&o.sites, "sites", "", "catalogs in which a site has the services of another one, by how many these are, a `regexp`, or none: 1, 1000, 9900")
 	flag.IntVar(&o.scale, "scale", 0, "hold as many idle tunnels as so `many` culverts can, instead")
 	role := flag.String("role", "", "internal: what this process does for the benchmark")
 	naive := flag.String("naive-config", "", "internal: the naive proxy's configuration")
@@ -176,12 +178,12 @@ func deliver(page, file string) error {
 func (s *suite) benchmark(ctx context.Context, o options) (err error) {
 	// A run that names a part of the benchmark is of that part alone.
 	named := func(s string) bool { return s != "" && s != "none" }
-	part := named(o.carrier) || named(o.dns) || named(o.loss) || named(o.tls) || named(o.policy) || named(o.reverse) || named(o.agent)
+	part := named(o.carrier) || named(o.dns) || named(o.loss) || named(o.tls) || named(o.policy) || named(o.reverse) || named(o.agent) || named(o.sites)
 	if part {
 		o.carrier = cmp.Or(o.carrier, "none")
 	}
 	if part || o.only != "" {
-		for _, other := range []*string{&o.dns, &o.loss, &o.tls, &o.policy, &o.reverse, &o.agent} {
+		for _, other := range []*string{&o.dns, &o.loss, &o.tls, &o.policy, &o.reverse, &o.agent, &o.sites} {
 			*other = cmp.Or(*other, "none")
 		}
 	}
@@ -213,6 +215,10 @@ func (s *suite) benchmark(ctx context.Context, o options) (err error) {
 	if err != nil {
 		return err
 	}
+	catalogs, err := s.newSites(o)
+	if err != nil {
+		return err
+	}
 	if !part {
 		if s.peers, err = choose(o); err != nil {
 			return err
@@ -238,6 +244,9 @@ func (s *suite) benchmark(ctx context.Context, o options) (err error) {
 	if err := programs.run(ctx); err != nil {
 		return err
 	}
+	if err := catalogs.run(ctx); err != nil {
+		return err
+	}
 	if len(answers.peers) > 0 {
 		if err := answers.run(ctx); err != nil {
 			return err
@@ -254,6 +263,7 @@ func (s *suite) benchmark(ctx context.Context, o options) (err error) {
 	authorized.report(&page)
 	hidden.report(ctx, &page)
 	programs.report(ctx, &page)
+	catalogs.report(&page)
 	answers.report(ctx, &page)
 	lossy.report(&page)
 	return deliver(page.String(), o.out)

@@ -35,8 +35,8 @@ func (s *suite) report(ctx context.Context, w io.Writer, o options, ways *suite)
 	io.WriteString(w, preface)
 	fmt.Fprintf(w, "%s, %s, %s. %d rounds of %v; %d tunnels, %d hellos.\n\n",
 		machine(), runtime.Version(), time.Now().Format(time.DateOnly), s.rounds, s.slice, s.tunnels, s.half)
-	if o.only != "" || o.measure != "" || o.carrier != "" || o.dns != "" || o.loss != "" || o.tls != "" || o.policy != "" || o.reverse != "" || o.agent != "" || o.quick {
-		fmt.Fprintf(w, "A part of it: -only %q -measure %q -carrier %q -dns %q -loss %q -tls %q -policy %q -reverse %q -agent %q -quick=%v.\n\n", o.only, o.measure, o.carrier, o.dns, o.loss, o.tls, o.policy, o.reverse, o.agent, o.quick)
+	if o.only != "" || o.measure != "" || o.carrier != "" || o.dns != "" || o.loss != "" || o.tls != "" || o.policy != "" || o.reverse != "" || o.agent != "" || o.sites != "" || o.quick {
+		fmt.Fprintf(w, "A part of it: -only %q -measure %q -carrier %q -dns %q -loss %q -tls %q -policy %q -reverse %q -agent %q -sites %q -quick=%v.\n\n", o.only, o.measure, o.carrier, o.dns, o.loss, o.tls, o.policy, o.reverse, o.agent, o.sites, o.quick)
 	}
 	defer ways.reportCarriers(w)
 	if len(s.peers) == 0 {

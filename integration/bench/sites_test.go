@@ -1,0 +1,39 @@
+//go:build linux
+
+package main
+
+import (
+	"context"
+	"io"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+)
+
+// A service that is added at one site is reached at another, and fills the table.
+func TestSites(t *testing.T) {
+	bin := builtCulvert(t)
+	t.Setenv(keysVar, "") // which makeKeys sets, and the test puts back
+	if err := makeKeys(filepath.Join(t.TempDir(), "keys")); err != nil {
+		t.Fatal(err)
+	}
+	s := &suite{rig: rig{dir: t.TempDir(), culvert: bin}, rounds: 1, only: regexp.MustCompile(""), log: io.Discard}
+	b, err := s.newSites(options{sites: "^1$"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	if err := b.run(ctx); err != nil {
+		t.Fatal(err)
+	}
+	var page strings.Builder
+	b.report(&page)
+	for _, want := range []string{"## Sites", "| | 1 |", "| a service is added, ms, median | ", "a service is added to 1, ms: "} {
+		if !strings.Contains(page.String(), want) {
+			t.Errorf("no %q in\n%s", want, page.String())
+		}
+	}
+}
