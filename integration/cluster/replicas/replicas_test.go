@@ -263,8 +263,8 @@ func (s *site) leader(ctx context.Context) (string, error) {
 	return pod, nil
 }
 
-// The other replica writes what has become of objects within the time of the
-// lease, and nobody is served worse.
+// The other replica writes what has become of objects, and nobody is served worse. The one
+// that goes leads until it has drained, and gives the lease back.
 func (s *site) leaderGoes(t *testing.T) {
 	s.clients.take()
 	old, err := s.leader(t.Context())
@@ -275,7 +275,7 @@ func (s *site) leaderGoes(t *testing.T) {
 	if err := s.Client.CoreV1().Pods(system).Delete(t.Context(), old, metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	s.Wait(t, lease, func(ctx context.Context) error {
+	s.Wait(t, delay+drainTimeout+lease, func(ctx context.Context) error {
 		now, err := s.leader(ctx)
 		if err == nil && now == old {
 			err = fmt.Errorf("pod %s, which drains, still leads", old)
