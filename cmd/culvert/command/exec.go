@@ -192,8 +192,11 @@ func serveIsolated(ctx context.Context, stderr io.Writer, agent *agentDialer, so
 		wg.Go(func() { _ = resolver.ServeTCP(ctx, ln, "") })
 	}
 	return func() {
-		// What the program has left behind goes on in the background no longer.
-		_ = server.Close()
+		// What the program has left behind goes on in the background no longer. What was refused
+		// is said before.
+		now, cancel := context.WithCancel(ctx)
+		cancel()
+		_ = server.Shutdown(now)
 		_ = resolver.Close()
 		_ = relay.Close()
 		sockets.Close()
