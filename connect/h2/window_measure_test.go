@@ -78,3 +78,16 @@ func TestFillsALongPath(t *testing.T) {
 		}
 	}
 }
+
+// slowPath leads to addr over TCP, as slow does. It returns its address.
+func slowPath(t *testing.T, addr string, delay time.Duration, rate int) string {
+	return testnet.Service(t, func(near net.Conn) {
+		far, err := net.Dial("tcp", addr)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer far.Close()
+		slow(near, far, delay, rate)
+	})
+}

@@ -9,6 +9,7 @@ import (
 	"net/http/httptest"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"culvert.dev/connect/internal/mux"
@@ -21,90 +22,99 @@ import (
 // reader keeps up grows beyond what 1 Gbit/s takes, those of the others stay,
 // and the room it took is given back at its end.
 func TestWindowsGrowWithUse(t *testing.T) {
-	makePipe := pipesOver(t, &Protocol{}, func(addr string) string { return slowPath(t, addr, 50*time.Millisecond, 0) })
-	a, b, stop, err := makePipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer stop()
-	to := b.(*Stream)
-	c := to.c
-	idle, other, stop2, err := makePipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer stop2()
-	go func() {
-		_, _ = a.Write(make([]byte, 128<<20))
-		_ = a.CloseWrite()
-	}()
-	if n, err := io.Copy(io.Discard, b); n != 128<<20 || err != nil {
-		t.Fatalf("%d bytes and %v", n, err)
-	}
-	c.mu.Lock()
-	window, grown, others := to.window, c.grown, other.(*Stream).window
-	c.mu.Unlock()
-	if window < 12_500_000 || window > maxWindow || grown != window-streamWindow || others != streamWindow {
-		t.Errorf("a window of %d bytes, %d grown in all, and one of %d for a stream that moved nothing", window, grown, others)
-	}
-	_, _ = a.Close(), b.Close()
-	testnet.Eventually(t, patience, func() bool {
+	synctest.Test(t, func(t *testing.T) {
+		near, before := testnet.Pipe()
+		behind, far := testnet.Pipe()
+		var path sync.WaitGroup
+		path.Go(func() { slow(before, behind, 50*time.Millisecond, 0) })
+		accepted := make(chan tunnel.Stream, 2)
+		path.Go(func() {
+			_ = new(Protocol).ServeConn(t.Context(), tunnel.NewConn(far), tunnel.HandlerFunc(func(_ context.Context, req *tunnel.Request) {
+				if s, err := req.Accept(); err == nil {
+					accepted <- s
+				}
+			}))
+			_ = far.Close()
+		})
+		d := &Dialer{Proxy: "proxy:1", Dialer: testnet.DialOnce(near)}
+		dial := func() (a net.Conn, b tunnel.Stream) {
+			a, err := d.DialContext(t.Context(), "tcp", "svc:1")
+			if err != nil {
+				t.Fatal(err)
+			}
+			return a, <-accepted
+		}
+		a, b := dial()
+		idle, other := dial()
+		go func() {
+			_, _ = a.Write(make([]byte, 64<<20))
+			_ = testnet.CloseWrite(a)
+		}()
+		if n, err := io.Copy(io.Discard, b); n != 64<<20 || err != nil {
+			t.Fatalf("%d bytes and %v", n, err)
+		}
+		to := b.(*Stream)
+		c := to.c
 		c.mu.Lock()
-		defer c.mu.Unlock()
-		return c.grown == 0
-	}, "the room is given back")
-	_ = idle.Close()
+		window, grown, others := to.window, c.grown, other.(*Stream).window
+		c.mu.Unlock()
+		if window < 12_500_000 || window > maxWindow || grown != window-streamWindow || others != streamWindow {
+			t.Errorf("a window of %d bytes, %d grown in all, and one of %d for a stream that moved nothing", window, grown, others)
+		}
+		_, _ = a.Close(), b.Close()
+		time.Sleep(time.Second)
+		c.mu.Lock()
+		if c.grown != 0 {
+			t.Errorf("%d bytes were not given back at the end of the stream", c.grown)
+		}
+		c.mu.Unlock()
+		_, _ = idle.Close(), other.Close()
+		_ = d.Close()
+		path.Wait()
+	})
 }
 
-// slowPath leads to addr, takes the given time for each way, and lets through
-// rate bytes a second each way, 0 for any number. It returns its address.
-func slowPath(t *testing.T, addr string, delay time.Duration, rate int) string {
-	return testnet.Service(t, func(near net.Conn) {
-		far, err := net.Dial("tcp", addr)
-		if err != nil {
-			t.Error(err)
-			return
-		}
-		defer far.Close()
-		type piece struct {
-			due time.Time
-			b   []byte
-		}
-		var wg sync.WaitGroup
-		for _, way := range [][2]net.Conn{{near, far}, {far, near}} {
-			pieces := make(chan piece, 10_000)
-			wg.Go(func() {
-				defer close(pieces)
-				var sent time.Time // when the last piece has left
-				for {
-					b := make([]byte, 64<<10)
-					n, err := way[0].Read(b)
-					if err != nil {
-						return
-					}
-					now := time.Now()
-					due := now.Add(delay)
-					if rate > 0 {
-						// Sleep comes late; what that lost is made good.
-						if idle := now.Add(-delay); sent.Before(idle) {
-							sent = idle
-						}
-						sent = sent.Add(time.Duration(n) * time.Second / time.Duration(rate))
-						time.Sleep(time.Until(sent))
-					}
-					pieces <- piece{due, b[:n]}
+// slow carries between near and far until both have ended. It takes the given time for each
+// way, and lets through rate bytes a second each way, 0 for any number.
+func slow(near, far net.Conn, delay time.Duration, rate int) {
+	type piece struct {
+		due time.Time
+		b   []byte
+	}
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	for _, way := range [][2]net.Conn{{near, far}, {far, near}} {
+		pieces := make(chan piece, 10_000)
+		wg.Go(func() {
+			defer close(pieces)
+			var sent time.Time // when the last piece has left
+			for {
+				b := make([]byte, 64<<10)
+				n, err := way[0].Read(b)
+				if err != nil {
+					return
 				}
-			})
-			wg.Go(func() {
-				for p := range pieces {
-					time.Sleep(time.Until(p.due))
-					_, _ = way[1].Write(p.b)
+				now := time.Now()
+				due := now.Add(delay)
+				if rate > 0 {
+					// Sleep comes late; what that lost is made good.
+					if idle := now.Add(-delay); sent.Before(idle) {
+						sent = idle
+					}
+					sent = sent.Add(time.Duration(n) * time.Second / time.Duration(rate))
+					time.Sleep(time.Until(sent))
 				}
-				_ = testnet.CloseWrite(way[1])
-			})
-		}
-		wg.Wait()
-	})
+				pieces <- piece{due, b[:n]}
+			}
+		})
+		wg.Go(func() {
+			for p := range pieces {
+				time.Sleep(time.Until(p.due))
+				_, _ = way[1].Write(p.b)
+			}
+			_ = testnet.CloseWrite(way[1])
+		})
+	}
 }
 
 // TestSlowReadersGetNoLargerWindow: a window grows for those who read.
