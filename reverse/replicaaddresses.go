@@ -10,10 +10,10 @@ import (
 	"culvert.dev/tunnel"
 )
 
-// withTold returns found, and the addresses of replicas that DNS may not have yet, as it answers
-// from caches: of those that have a stream from here and none to them, and of those that others
-// have told of. Where c has addresses alone, there are no more than those. The channel is closed
-// when another one asks, or tells.
+// withTold returns found, and the addresses of replicas that cached answers of DNS may lack: those
+// that have opened a stream to this one, and those that others have sent. Where c has addresses
+// and no name, there are no others. The channel is closed when another replica opens a stream, or
+// sends addresses.
 func (r *Replicas) withTold(c *ReplicaConfig, found map[string]string) (map[string]string, <-chan struct{}) {
 	all := maps.Clone(found)
 	r.mu.Lock()
@@ -63,8 +63,8 @@ func (r *Replicas) wakeFollow() {
 	}
 }
 
-// tellOthers has the replicas other than that of s told of those that have a stream. The caller
-// holds mu.
+// tellOthers wakes the streams to all replicas but that of s, which send what others returns now.
+// The caller holds mu.
 func (r *Replicas) tellOthers(s *replicaServing) {
 	for o := range r.serving {
 		if o != s {
@@ -83,7 +83,7 @@ type replicaAddress struct {
 func (r *Replicas) others(s *replicaServing) []replicaAddress {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	all := []replicaAddress{} // none is said, too
+	all := []replicaAddress{} // not nil: that there are none is sent, too
 	for o := range r.serving {
 		if o.replica != "" && o.replica != s.replica && o.addr.IsValid() {
 			all = append(all, replicaAddress{o.replica, o.addr})
@@ -95,7 +95,7 @@ func (r *Replicas) others(s *replicaServing) []replicaAddress {
 	return slices.Compact(all)
 }
 
-// tell takes the addresses of other replicas, of which this one tells.
+// tell takes the addresses of other replicas that this one has sent.
 func (l *replicaLink) tell(told []replicaAddress) {
 	var others []replicaAddress
 	for _, o := range told[:min(len(told), maxReplicas)] {
@@ -108,8 +108,12 @@ func (l *replicaLink) tell(told []replicaAddress) {
 		}
 	}
 	l.mu.Lock()
+	same := slices.Equal(l.others, others)
 	l.others = others
 	l.mu.Unlock()
+	if same {
+		return
+	}
 	l.replicas.mu.Lock()
 	defer l.replicas.mu.Unlock()
 	l.replicas.wakeFollow()

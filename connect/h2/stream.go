@@ -93,7 +93,7 @@ func (e *ResetError) Error() string {
 }
 
 // Unwrap returns ECONNRESET, and what ended the connection where that was a *tunnel.Panic or an
-// alert of TLS: by TLS 1.3 the server refuses a client's certificate once it is shaken hands.
+// alert of TLS: in TLS 1.3 a server refuses the client's certificate after the client's handshake.
 func (e *ResetError) Unwrap() []error {
 	all := []error{syscall.ECONNRESET}
 	if p, ok := errors.AsType[*tunnel.Panic](e.Err); ok {

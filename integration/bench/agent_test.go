@@ -7,7 +7,6 @@ package main
 import (
 	"context"
 	"io"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -18,10 +17,7 @@ import (
 // Every way from a program to a service carries, and fills the table.
 func TestAgent(t *testing.T) {
 	bin := builtCulvert(t)
-	t.Setenv(keysVar, "") // which makeKeys sets, and the test puts back
-	if err := makeKeys(filepath.Join(t.TempDir(), "keys")); err != nil {
-		t.Fatal(err)
-	}
+	withKeys(t)
 	s := &suite{rig: rig{dir: t.TempDir(), culvert: bin}, rounds: 1, slice: 100 * time.Millisecond, only: regexp.MustCompile(""), log: io.Discard}
 	b, err := s.newAgent(options{agent: ""})
 	if err != nil {

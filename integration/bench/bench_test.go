@@ -55,6 +55,15 @@ func builtCulvert(t *testing.T) string {
 	return bin
 }
 
+// withKeys makes the keys of the benchmark for one test.
+func withKeys(t *testing.T) {
+	t.Helper()
+	t.Setenv(keysVar, "") // which makeKeys sets, and the test puts back
+	if err := makeKeys(filepath.Join(t.TempDir(), "keys")); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // The whole suite runs, over what needs no other program, and fills every
 // row. How fast it was is not looked at.
 func TestSuite(t *testing.T) {
@@ -189,10 +198,7 @@ func TestCarriers(t *testing.T) {
 		rig: rig{dir: t.TempDir(), culvert: bin}, rounds: 1, slice: 200 * time.Millisecond, settle: 10 * time.Millisecond,
 		tunnels: 150, only: regexp.MustCompile(""), log: io.Discard, results: make(results),
 	}
-	t.Setenv(keysVar, "") // which makeKeys sets, and the test puts back
-	if err := makeKeys(filepath.Join(t.TempDir(), "keys")); err != nil {
-		t.Fatal(err)
-	}
+	withKeys(t)
 	ways, err := s.carriers(options{only: "culvert"})
 	if err != nil {
 		t.Fatal(err)

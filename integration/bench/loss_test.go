@@ -7,7 +7,6 @@ package main
 import (
 	"context"
 	"io"
-	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
@@ -18,10 +17,7 @@ import (
 // loses makes them slower.
 func TestLoss(t *testing.T) {
 	bin := builtCulvert(t)
-	t.Setenv(keysVar, "") // which makeKeys sets, and the test puts back
-	if err := makeKeys(filepath.Join(t.TempDir(), "keys")); err != nil {
-		t.Fatal(err)
-	}
+	withKeys(t)
 	s := &suite{rig: rig{dir: t.TempDir(), culvert: bin}, slice: 250 * time.Millisecond, only: regexp.MustCompile("lossless|loss10000"), log: io.Discard}
 	b, err := s.newLoss(options{loss: "alone, reno|quic|h3"})
 	if err != nil {

@@ -5,7 +5,6 @@ package main
 import (
 	"context"
 	"io"
-	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
@@ -16,10 +15,7 @@ import (
 // policies do not admit.
 func TestPolicies(t *testing.T) {
 	bin := builtCulvert(t)
-	t.Setenv(keysVar, "") // which makeKeys sets, and the test puts back
-	if err := makeKeys(filepath.Join(t.TempDir(), "keys")); err != nil {
-		t.Fatal(err)
-	}
+	withKeys(t)
 	s := &suite{
 		rig:    rig{dir: t.TempDir(), culvert: bin},
 		rounds: 1,

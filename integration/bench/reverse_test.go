@@ -16,10 +16,7 @@ import (
 // and fills the table.
 func TestReverse(t *testing.T) {
 	bin := builtCulvert(t)
-	t.Setenv(keysVar, "") // which makeKeys sets, and the test puts back
-	if err := makeKeys(filepath.Join(t.TempDir(), "keys")); err != nil {
-		t.Fatal(err)
-	}
+	withKeys(t)
 	s := &suite{
 		rig: rig{dir: t.TempDir(), culvert: bin}, rounds: 1, slice: 300 * time.Millisecond, settle: 10 * time.Millisecond,
 		tunnels: 16, only: regexp.MustCompile(""), log: io.Discard,

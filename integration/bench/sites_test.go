@@ -5,7 +5,6 @@ package main
 import (
 	"context"
 	"io"
-	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
@@ -15,10 +14,7 @@ import (
 // A service that is added at one site is reached at another, and fills the table.
 func TestSites(t *testing.T) {
 	bin := builtCulvert(t)
-	t.Setenv(keysVar, "") // which makeKeys sets, and the test puts back
-	if err := makeKeys(filepath.Join(t.TempDir(), "keys")); err != nil {
-		t.Fatal(err)
-	}
+	withKeys(t)
 	s := &suite{rig: rig{dir: t.TempDir(), culvert: bin}, rounds: 1, only: regexp.MustCompile(""), log: io.Discard}
 	b, err := s.newSites(options{sites: "^1$"})
 	if err != nil {

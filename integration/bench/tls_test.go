@@ -6,7 +6,6 @@ import (
 	"context"
 	"crypto/tls"
 	"io"
-	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
@@ -16,10 +15,7 @@ import (
 // Every proxy takes part in TLS in each of the ways, and fills the table.
 func TestTLS(t *testing.T) {
 	bin := builtCulvert(t)
-	t.Setenv(keysVar, "") // which makeKeys sets, and the test puts back
-	if err := makeKeys(filepath.Join(t.TempDir(), "keys")); err != nil {
-		t.Fatal(err)
-	}
+	withKeys(t)
 	s := &suite{
 		rig:    rig{dir: t.TempDir(), culvert: bin},
 		rounds: 1,
@@ -112,10 +108,7 @@ func (n *ticketCounter) Put(_ string, s *tls.ClientSessionState) {
 
 // A proxy that negotiates anything else than the others is not measured.
 func TestTLSNegotiatesTheSame(t *testing.T) {
-	t.Setenv(keysVar, "") // which makeKeys sets, and the test puts back
-	if err := makeKeys(filepath.Join(t.TempDir(), "keys")); err != nil {
-		t.Fatal(err)
-	}
+	withKeys(t)
 	pair, err := tls.LoadX509KeyPair(keyFile("bench.crt"), keyFile("bench.key"))
 	if err != nil {
 		t.Fatal(err)

@@ -1,7 +1,6 @@
 package gateway
 
 import (
-	"runtime"
 	"runtime/metrics"
 	"time"
 )
@@ -55,7 +54,7 @@ func readHeap() heapState {
 // spacing has the runtime collect less often while it does so many times a second.
 type spacing struct {
 	set     func(percent int) // nil if the runtime's must stay
-	collect func()            // a collection now; nil for the runtime's
+	collect func()            // a collection now
 
 	percent int // that was set last; 0 for usualPercent
 	cycles  uint64
@@ -65,9 +64,6 @@ type spacing struct {
 // look sets what follows from h, of which used bytes of a limit are in use. 0 means that
 // there is no limit. It never has the runtime collect later than usual while tight.
 func (s *spacing) look(now time.Time, h heapState, used, limit int64, tight bool) {
-	if s.set == nil {
-		return
-	}
 	most := percentFor(h, used, limit)
 	if tight {
 		most = usualPercent
@@ -89,10 +85,8 @@ func (s *spacing) look(now time.Time, h heapState, used, limit int64, tight bool
 		return
 	}
 	// What is in use has grown: each look makes the garbage less.
-	if most < s.percent {
-		if most == usualPercent || most < s.percent-s.percent/8 {
-			s.change(most)
-		}
+	if most == usualPercent || most < s.percent-s.percent/8 {
+		s.change(most)
 	}
 	if passed < seldomAfter {
 		return
@@ -101,11 +95,7 @@ func (s *spacing) look(now time.Time, h heapState, used, limit int64, tight bool
 	switch {
 	case rate*float64(s.percent)/usualPercent < seldomRate:
 		s.change(usualPercent)
-		if s.collect != nil {
-			s.collect()
-		} else {
-			runtime.GC() // what was allocated meanwhile goes at once, and not in two minutes
-		}
+		s.collect() // what was allocated meanwhile goes at once, and not in two minutes
 	case most > s.percent+s.percent/8:
 		s.change(most)
 	}

@@ -124,15 +124,14 @@ func TestGarbageLeavesRoomToTheLimit(t *testing.T) {
 
 // GOGC that is set stays.
 func TestGOGCStays(t *testing.T) {
-	s := &spacing{}
+	w := &memoryWatch{} // without SetGCPercent
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
-	for i := range 10 {
-		s.look(time.Unix(int64(i), 0), heapState{cycles: uint64(1000 * i)}, 0, 0, false)
-		if s.schedule(timer); timer.Stop() {
-			t.Error("a look that does nothing has a timer")
-		}
+	w.spaceOut()
+	if w.space.schedule(timer); timer.Stop() {
+		t.Error("a look that does nothing has a timer")
 	}
+	w.space.end()
 }
 
 // What the runtime says of itself is there.

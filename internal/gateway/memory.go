@@ -97,7 +97,7 @@ func AutoMemory() int64 {
 func (g *Gateway) watchMemory(budget *tunnel.Budget) {
 	w := &g.memory
 	w.limit, w.set, w.budget, w.log = g.cfg.Memory, g.cfg.SetMemory, budget, g.log
-	w.space.set = g.cfg.SetGCPercent
+	w.space.set, w.space.collect = g.cfg.SetGCPercent, runtime.GC
 	w.relieve = g.relay.FreeMemory
 	w.http3 = g.http3.servers
 	w.changed = make(chan struct{}, 1)

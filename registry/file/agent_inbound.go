@@ -132,8 +132,8 @@ func sameProgram(a, b string) bool {
 	return errA == nil && errB == nil && portA == portB && (hostA == hostB || hostA == "localhost" || hostB == "localhost")
 }
 
-// checkTold finds callers that could write what a program takes for the word of the agent: those
-// that come to it without a PROXY header of the agent.
+// checkTold refuses listeners that lead to a program without a PROXY header of the agent while
+// another one sends it: the program expects the header, and a caller could write it.
 func (a *Agent) checkTold(d *decoder, at mapping) {
 	for i := range a.Inbound {
 		in := &a.Inbound[i]
@@ -145,8 +145,8 @@ func (a *Agent) checkTold(d *decoder, at mapping) {
 	}
 }
 
-// holdReverse has what r exposes of inbound services be for the callers that those allow. The
-// gateways decide by it, as requests on their sessions have no identity of a caller.
+// holdReverse limits what r exposes of inbound services to the callers that those allow. The
+// gateways enforce it, as requests on their sessions have no identity of a caller.
 func (a *Agent) holdReverse(d *decoder, r *reverseSessions, at mapping) {
 	for i := range r.Expose {
 		e, n := &r.Expose[i], d.root.object("reverse").item("expose", i)

@@ -21,7 +21,7 @@ func TestGatewayAccess(t *testing.T) {
 		"a certificate beside --state": {gatewayAccess{state: "x", credentialFiles: files}, "--state has an identity"},
 		"a SPIFFE ID alone":            {gatewayAccess{peers: []string{"spiffe://corp.example/gw"}}, "gateways refuse callers without credentials"},
 		"a key alone":                  {gatewayAccess{credentialFiles: credentialFiles{key: "me.key"}}, "--key needs --cert"},
-		"nobody has joined":            {gatewayAccess{state: "x"}, "no device has joined"},
+		"a folder without a device":    {gatewayAccess{state: "x"}, "no device has joined"},
 		"a file that is not there":     {gatewayAccess{credentialFiles: credentialFiles{cert: "gone.pem"}}, "gone.pem: no such file"},
 		"a certificate":                {gatewayAccess{credentialFiles: files}, ""},
 	} {

@@ -88,7 +88,7 @@ func (o *exposeOptions) check() error {
 	}
 	switch {
 	case o.to == "":
-		return usageError("add --to HOST:PORT, the address of the service", "what is exposed?")
+		return usageError("add --to HOST:PORT, the address of the service", "--to is missing")
 	case len(o.via) > 0:
 	case o.joined == nil:
 		return usageError("add --via HOST[:PORT], the address of a gateway, or run culvert join with a token of it first", "no gateway is named, and this machine has not joined one")

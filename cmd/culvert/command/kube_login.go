@@ -106,15 +106,7 @@ func (o *kubeLoginOptions) entry() (*kubeconfig.Entry, error) {
 	if err != nil {
 		return nil, usageError("write --server NAME[:PORT], as the gateways have it", "--server %q: %w", o.server, err)
 	}
-	for _, file := range []struct{ flag, path string }{{"--ca", o.ca}, {"--cert", o.cert}, {"--key", o.key}, {"--token-file", o.token}} {
-		if file.path == "" {
-			continue
-		}
-		if _, err := os.Stat(file.path); err != nil {
-			return nil, usageError("name a file that is there", "%s: %w", file.flag, err)
-		}
-	}
-	if err := o.check(); err != nil {
+	if err := errors.Join(o.check(), o.readable()); err != nil {
 		return nil, err
 	}
 	e := &kubeconfig.Entry{

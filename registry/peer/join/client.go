@@ -100,8 +100,8 @@ func (s *Site) Join(ctx context.Context, dialer tunnel.Dialer, text string, zone
 	return m.Name, nil
 }
 
-// mayJoin finds what is known to be wrong with a site whose gateway shows leaf, before it has said
-// anything.
+// mayJoin returns why this site cannot join the one whose gateway shows leaf, as far as that is
+// known before anything is sent. The trust domain is not verified yet.
 func (s *Site) mayJoin(leaf *x509.Certificate) error {
 	if len(leaf.URIs) != 1 {
 		return nil // what it answers is verified
