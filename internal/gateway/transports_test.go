@@ -40,8 +40,11 @@ func TestTransportsAreShown(t *testing.T) {
 			t.Errorf("the metrics lack %q", want)
 		}
 	}
-	// Where its failure may be that of what is behind it, a probe finds out, which the request does not wait for.
+	// Where its failure may be that of what is behind it, a probe finds out, which a request does not wait for.
 	testnet.Eventually(t, patience, func() bool {
+		if c, err := (&connect.Dialer{Proxy: addr}).DialContext(t.Context(), "tcp", "svc.test:443"); err == nil {
+			_ = c.Close()
+		}
 		return strings.Contains(metrics(), `culvert_transport_up{carrier="connect",gateway="127.0.0.1:2"} 0`)
 	}, "the metrics say that the gateway with one transport is away, too; after the request the status was %+v", g.Status().Transports)
 	x := Explain(t.Context(), g.router, g.cfg.Listeners, Query{Host: "svc.test", Listener: g.cfg.Listeners[0].Address, Proto: "connect", Port: 443})
