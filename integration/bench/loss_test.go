@@ -23,7 +23,7 @@ func TestLoss(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), suiteTime)
 	defer cancel()
 	if err := b.run(ctx); err != nil {
 		t.Fatal(err)

@@ -27,7 +27,7 @@ func TestPolicies(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), suiteTime)
 	defer cancel()
 	if err := b.run(ctx); err != nil {
 		t.Fatal(err)

@@ -8,7 +8,6 @@ import (
 	"regexp"
 	"strings"
 	"testing"
-	"time"
 )
 
 // A service that is added at one site is reached at another, and fills the table.
@@ -20,7 +19,7 @@ func TestSites(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), suiteTime)
 	defer cancel()
 	if err := b.run(ctx); err != nil {
 		t.Fatal(err)

@@ -27,7 +27,7 @@ func TestTLS(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), suiteTime)
 	defer cancel()
 	for _, kind := range b.kinds {
 		if kind.name == "terminated" {
