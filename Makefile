@@ -8,6 +8,14 @@ FUZZTIME  ?= 60s
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 GOVULNCHECK := golang.org/x/vuln/cmd/govulncheck@v1.1.4
 
+# Go's cache keeps what is compiled for each set of flags. Few of them serve all targets: a set costs minutes where nothing was
+# compiled before. With the race detector it has to be cgo; PLAIN is all else, and as the image is built.
+export GOFLAGS := $(filter-out -trimpath,$(shell $(GO) env GOFLAGS)) -trimpath
+PLAIN := CGO_ENABLED=0
+RACE  := CGO_ENABLED=1 $(GO) test -race
+# Every program with the race detector would sleep for a second as it ends, so that goroutines left to themselves may race yet.
+export GORACE ?= atexit_sleep_ms=0
+
 # What this machine can't run is left out and counted: every part of it is a line of this file, written by these targets and by
 # testnet.LeaveOut, and the last line of "make check" and "make test" says how many there are. One call of make begins it anew.
 export CULVERT_LEFT_OUT ?= $(CURDIR)/bin/left-out
@@ -48,11 +56,11 @@ VETTED := -vet=off
 .PHONY: test
 test: peers ## every test; installs the real peers first
 	@# Tests wait more than they compute: four packages keep two processors busy. What ends TLS is copied with either tag.
-	@$(GO) test -tags copyrelay -race $(VETTED) -shuffle=on -p 1 -timeout 20m ./tunnel/... ./sni ./connect ./internal/gateway & copy=$$!; \
-	$(GO) test -race $(VETTED) -shuffle=on -p 3 -timeout 15m ./...; status=$$?; wait $$copy || status=1; exit $$status
+	@$(RACE) -tags copyrelay $(VETTED) -shuffle=on -p 1 -timeout 20m ./tunnel/... ./sni ./connect ./internal/gateway & copy=$$!; \
+	$(RACE) $(VETTED) -shuffle=on -p 3 -timeout 15m ./...; status=$$?; wait $$copy || status=1; exit $$status
 	@# Two suites at a time: what ends makes room for the next, and what fails stops no other. Tests of networks and of reliability
 	@# have limits of time: the first run beside clusters, which wait more than they compute, and begin before the others.
-	@$(MAKE) build
+	@$(MAKE) build $(PLAIN)
 	@$(MAKE) -k -j 2 --assume-old=build test-networks test-cluster test-peers test-portable test-copyrelay test-worlds
 	@$(MAKE) -s left-out
 
@@ -62,7 +70,7 @@ left-out:
 
 .PHONY: test-unit
 test-unit: ## the tests that need nothing but Go
-	$(GO) test -tags unit -race -shuffle=on -p 3 -timeout 15m ./...
+	$(RACE) -tags unit -shuffle=on -p 3 -timeout 15m ./...
 
 .PHONY: test-integration
 test-integration: ## the tests against real peers, and of the examples, over both of the relay's paths
@@ -72,14 +80,14 @@ test-integration: ## the tests against real peers, and of the examples, over bot
 
 .PHONY: test-worlds
 test-worlds:
-	$(GO) test ./internal/gateway -count=1 -run '^TestWorldsAgree$$' -worlds 5000
+	$(PLAIN) $(GO) test ./internal/gateway $(VETTED) -count=1 -run '^TestWorldsAgree$$' -worlds 5000
 
 # Tests of reliability about what happens before a tunnel begins: the relay has no part in it.
 NO_RELAY := TestPreambleCaps|TestSourceCaps|TestRefusalsOverEveryCarrier|TestDeadlinesAreAbsolute|TestDeadlinesAreAbsoluteAtEveryListener|TestServicePortClosed|TestServiceIsABlackHole|TestFloodsAreCheap|TestFloodsOverHTTP3AreCheap|TestNothingIsDialedForHalfAPreamble|TestAdminIsNotForClients|TestConfigurationIsUnderstoodOrRefused|TestLoopbackIsNotTrusted|TestTimesAreMonotonic|TestEveryRefusalSaysWhy|TestLogIsEscaped|TestSecretsAreNotRepeated|TestPrivateNamesAreNotTold|TestLargeTableTakesEffectInASecond|TestSlowClientsShutNobodyOut
 
 .PHONY: test-copyrelay
 test-copyrelay: build ## the tests of reliability in which bytes are relayed, over the relay that copies
-	cd integration && $(GO) test -tags copyrelay $(VETTED) -shuffle=on -timeout 20m -skip '^($(NO_RELAY))$$' ./reliability -volume 32 -volume-each 4
+	cd integration && $(PLAIN) $(GO) test -tags copyrelay $(VETTED) -shuffle=on -timeout 20m -skip '^($(NO_RELAY))$$' ./reliability -volume 32 -volume-each 4
 
 # The tags of the program for small machines, and those packages of it that have to do with sizes, bytes and addresses.
 SMALL    := nokube,nospiffe
@@ -98,25 +106,24 @@ test-portable: ## the small program for each system, and what of it an emulator 
 .PHONY: test-networks
 test-networks: build ## the tests in network namespaces, which need root
 	@if [ "$$(id -u)" != 0 ]; then echo "not root: the tests of networks" >>$(CULVERT_LEFT_OUT); exit 0; fi; \
-	$(GO) test -tags netns ./internal/testnet/netns ./internal/unixsocket ./internal/capture/... ./internal/isolate && cd integration && \
-	$(GO) test -tags netns -race $(VETTED) -parallel 6 -timeout 20m ./networks && $(GO) test -tags netns $(VETTED) -run '^(TestLoss|TestAgent)$$' ./bench && \
-	$(GO) test -tags netns $(VETTED) -run '^TestOneOutgoingPort$$' ./interop
+	$(PLAIN) $(GO) test -tags netns ./internal/testnet/netns ./internal/unixsocket ./internal/capture/... ./internal/isolate && cd integration && \
+	$(RACE) -tags netns $(VETTED) -parallel 6 -timeout 20m ./networks && $(PLAIN) $(GO) test -tags netns $(VETTED) -run '^(TestLoss|TestAgent)$$' ./bench && \
+	$(PLAIN) $(GO) test -tags netns $(VETTED) -run '^TestOneOutgoingPort$$' ./interop
 
 .PHONY: test-peers
 test-peers: build ## the tests against real peers, and of the examples, over the relay of the system
 	@# The tests of dead peers and of networks wait for a minute, on each of the relay's paths, and do nothing: they run beside the others.
 	@netns=; if [ "$$(id -u)" = 0 ]; then \
 	  (cd integration && for tags in netns netns,copyrelay; do \
-	    $(GO) test -tags $$tags $(VETTED) -run '^(TestDeadPeers|TestNetworkFaults|TestBadNetwork)$$' ./reliability || exit 1; done) & netns=$$!; \
+	    $(PLAIN) $(GO) test -tags $$tags $(VETTED) -run '^(TestDeadPeers|TestNetworkFaults|TestBadNetwork)$$' ./reliability || exit 1; done) & netns=$$!; \
 	else echo "not root: the tests in network namespaces" >>$(CULVERT_LEFT_OUT); fi; \
-	(cd integration/deploy && $(GO) test $(VETTED) -shuffle=on -timeout 20m ./... && cd .. && $(GO) test -race $(VETTED) -shuffle=on -timeout 20m ./...); status=$$?; \
+	(cd integration/deploy && $(PLAIN) $(GO) test $(VETTED) -shuffle=on -timeout 20m ./... && cd .. && $(RACE) $(VETTED) -shuffle=on -timeout 20m ./...); status=$$?; \
 	[ -z "$$netns" ] || wait $$netns || status=1; exit $$status
 
 # Flags of the suite, as in: make conformance CONFORMANCEFLAGS="-run-test TLSRouteSimpleSameNamespace"
 CONFORMANCEFLAGS   ?=
 CONFORMANCE_REPORT ?= $(CURDIR)/docs/conformance/gateway-api-v1.6.3-report.yaml
-# The programs that clusters need are built with the same flags: what is compiled serves all.
-CLUSTER_TEST := CGO_ENABLED=0 VERSION=$(VERSION) $(GO) test -trimpath -count=1 -timeout 30m
+CLUSTER_TEST := $(PLAIN) VERSION=$(VERSION) $(GO) test -count=1 -timeout 30m
 
 .PHONY: conformance
 conformance: ## the Gateway API's conformance suite, on a real control plane: docs/conformance
@@ -150,6 +157,7 @@ peers: ## install the real peers, by apt-get on Debian and Ubuntu
 	@integration/jwtpeers.sh $(CURDIR)/bin/jwtpeers
 
 .PHONY: check
+check: export CGO_ENABLED := 0
 check: ## format, vet on three systems, static analysis, tidy
 	@out=$$(gofmt -l $$(git ls-files '*.go')); [ -z "$$out" ] || { echo "not gofmt-clean:"; echo "$$out"; exit 1; }
 	$(GO) vet ./... && $(GO) vet -tags measure ./connect/h2 ./internal/testnet && $(GO) vet -tags nospiffe ./cmd/... ./identity/... && $(GO) vet -tags nokube,nospiffe ./cmd/...

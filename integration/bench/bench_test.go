@@ -39,7 +39,7 @@ var built = sync.OnceValues(func() (string, error) {
 	}
 	bin := filepath.Join(filepath.Dir(self), "culvert")
 	build := exec.Command("go", "build", "-ldflags", "-s -w", "-o", bin, "./cmd/culvert")
-	build.Dir = "../.."
+	build.Dir, build.Env = "../..", append(os.Environ(), "CGO_ENABLED=0") // as the image, and as what else the suites build
 	if out, err := build.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("build: %w\n%s", err, out)
 	}

@@ -23,7 +23,7 @@ func TestKubectlRunsPlugins(t *testing.T) {
 	w := newWorld(t)
 	kubectl := filepath.Join(t.TempDir(), "kubectl")
 	build := exec.Command("go", "build", "-o", kubectl, "./kubectl")
-	build.Dir = "../cluster"
+	build.Dir, build.Env = "../cluster", append(os.Environ(), "CGO_ENABLED=0") // as for the suites in clusters
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("build kubectl: %v\n%s", err, out)
 	}

@@ -54,11 +54,12 @@ func build(dir string) (string, error) {
 	}
 	path := filepath.Join(dir, "culvert")
 	args := []string{"build", "-tags", buildTags, "-ldflags", "-s -w", "-o", path}
+	env := append(os.Environ(), "CGO_ENABLED=0") // as the image, and as what else the suites build
 	if raceEnabled {
-		args = append(args, "-race")
+		args, env = append(args, "-race"), nil
 	}
 	cmd := exec.Command("go", append(args, "./cmd/culvert")...)
-	cmd.Dir = filepath.Join("..", "..")
+	cmd.Dir, cmd.Env = filepath.Join("..", ".."), env
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("build culvert: %w\n%s", err, out)
 	}

@@ -44,7 +44,7 @@ func TestOneOutgoingPort(t *testing.T) {
 	}
 	kubectl := filepath.Join(t.TempDir(), "kubectl")
 	build := exec.Command("go", "build", "-o", kubectl, "./kubectl")
-	build.Dir = "../cluster"
+	build.Dir, build.Env = "../cluster", append(os.Environ(), "CGO_ENABLED=0") // as for the suites in clusters
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("build kubectl: %v\n%s", err, out)
 	}

@@ -72,20 +72,20 @@ func TestMain(m *testing.M) {
 }
 
 var (
-	program     = sync.OnceValues(func() (string, error) { return build("culvert") })
-	raceProgram = sync.OnceValues(func() (string, error) { return build("culvert-race", "-race") })
+	program     = sync.OnceValues(func() (string, error) { return build("culvert", "CGO_ENABLED=0") }) // as the image is built
+	raceProgram = sync.OnceValues(func() (string, error) { return build("culvert-race", "CGO_ENABLED=1", "-race") })
 )
 
 // build compiles the gateway beside the test binary, where "go test" removes
-// it.
-func build(name string, flags ...string) (string, error) {
+// it, with a variable for "go build" and its flags.
+func build(name, env string, flags ...string) (string, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return "", err
 	}
 	out := filepath.Join(filepath.Dir(self), name)
 	cmd := exec.Command("go", append(append([]string{"build", "-tags", buildTags, "-ldflags", "-s -w", "-o", out}, flags...), "./cmd/culvert")...)
-	cmd.Dir = "../.."
+	cmd.Dir, cmd.Env = "../..", append(os.Environ(), env)
 	if text, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("build the gateway: %w\n%s", err, text)
 	}
