@@ -61,13 +61,7 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
-	// Parallel tests here wait for deadlines and do no work: there may be more
-	// of them than processors.
-	flag.Parse()
-	if err := flag.Set("test.parallel", "32"); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
-	}
+	testnet.Parallel(32)
 	testnet.Main(m)
 }
 

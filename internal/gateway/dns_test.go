@@ -221,6 +221,7 @@ func TestDNSAlone(t *testing.T) {
 
 // Who drains is not ready and answers, until the delay is over.
 func TestDNSAnswersWhileLame(t *testing.T) {
+	t.Parallel()
 	r := startDNS(t, time.Second)
 	r.source.now <- registry.Snapshot{}
 	testnet.Eventually(t, soon, func() bool { ok, _ := r.Ready(); return ok }, "it is ready")

@@ -81,6 +81,7 @@ func TestFrontsFollowTheTable(t *testing.T) {
 
 // A port that is taken is said, with who has it, and had once it is free.
 func TestFrontPortsThatAreTaken(t *testing.T) {
+	t.Parallel()
 	e := newEdge(t)
 	<-e.ListenersChanged() // the first table
 	ep := greeter(t, "h")
@@ -192,6 +193,7 @@ func TestFrontsChangeTheirNames(t *testing.T) {
 
 // Of UDP another name is another listener: no session goes on to where the first one led.
 func TestFrontUDPThatChangesItsName(t *testing.T) {
+	t.Parallel()
 	e := newEdge(t)
 	one := e.listener("one", registry.UDP, section("one", "", to(udpEcho(t, "a"))))
 	e.have(one)
@@ -273,6 +275,7 @@ func (e *edge) dialUDP(port uint16) net.Conn {
 // Datagrams: by sessions, whose share is by weight, and which end with their
 // listener and no other one.
 func TestFrontUDP(t *testing.T) {
+	t.Parallel()
 	e := newEdge(t)
 	base := e.loops.Budget.Used()
 	backend := func(hello string, w uint32) registry.Backend {
@@ -326,6 +329,7 @@ func TestFrontUDP(t *testing.T) {
 // Listeners come and go, and sections change, while clients ask all the time:
 // none that is there all along fails once.
 func TestFrontsUnderTraffic(t *testing.T) {
+	t.Parallel()
 	e := newEdge(t)
 	ends := []*registry.TLSTermination{e.ends("a.test"), e.ends("a.test")}
 	passed := tlsBackend(t, &tls.Config{Certificates: []tls.Certificate{e.issue("p.test").TLS}}, "p")
@@ -406,6 +410,7 @@ func TestFrontManyRules(t *testing.T) {
 
 // A drain takes the listeners of sources as all others.
 func TestFrontsDrain(t *testing.T) {
+	t.Parallel()
 	e := newEdge(t)
 	l, dg := e.listener("tcp", registry.TCP, section("tcp", "", to(greeter(t, "h")))), e.listener("udp", registry.UDP, section("udp", "", to(udpEcho(t, "u"))))
 	e.have(l, dg)

@@ -334,6 +334,7 @@ func TestKeysOfSecrets(t *testing.T) {
 
 // HTTP is not routed, and a client hears that.
 func TestFrontHTTP(t *testing.T) {
+	t.Parallel()
 	e := newEdge(t)
 	l := e.listener("http", registry.HTTP)
 	e.have(l)

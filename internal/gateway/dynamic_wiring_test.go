@@ -126,6 +126,7 @@ func serving(name string, ep registry.Endpoint) *registry.Service {
 // By no kind of listener is an address dialed that the gateway never dials: one of
 // its own listeners, or loopback by a name that somebody else's DNS has.
 func TestFrontsAreGuarded(t *testing.T) {
+	t.Parallel()
 	lookup := func(context.Context, string) ([]netip.Addr, error) {
 		return []netip.Addr{netip.MustParseAddr("127.0.0.1")}, nil
 	}
@@ -157,6 +158,7 @@ func TestFrontsAreGuarded(t *testing.T) {
 // By no kind of listener does a backend that stands for a service lead to one that
 // is private, or that is exposed to others than the client.
 func TestFrontsKeepExposure(t *testing.T) {
+	t.Parallel()
 	networks := []registry.Network{
 		{Name: "office", CIDRs: []netip.Prefix{netip.MustParsePrefix("203.0.113.0/24")}},
 		{Name: "here", CIDRs: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}},
@@ -188,6 +190,7 @@ func TestFrontsKeepExposure(t *testing.T) {
 // At every kind of listener a client has no more connections, and no more new ones in
 // a second, than the configuration lets one client have.
 func TestFrontsKeepLimits(t *testing.T) {
+	t.Parallel()
 	for key, limits := range map[string]tunnel.Limits{
 		"limits.maxConnectionsPerClient": {MaxConnectionsPerClient: 3, ConnectionRatePerClient: -1, MaxPendingPerClient: -1},
 		"limits.connectionRatePerClient": {MaxConnectionsPerClient: -1, ConnectionRatePerClient: 3, MaxPendingPerClient: -1},
@@ -218,6 +221,7 @@ func TestFrontsKeepLimits(t *testing.T) {
 
 // While memory is short, no kind of listener carries anything new.
 func TestFrontsRefuseWhileMemoryIsShort(t *testing.T) {
+	t.Parallel()
 	eachFront(t, Config{Limits: noLimits, Memory: -1}, func(t *testing.T, e *edge, kind *frontKind) {
 		l := kind.listener(e, registry.Backend{Weight: 1, Service: serving("s", kind.backend(e))})
 		e.have(l)
@@ -231,6 +235,7 @@ func TestFrontsRefuseWhileMemoryIsShort(t *testing.T) {
 
 // A client that says nothing has the time of a preamble where one is waited for.
 func TestFrontsWaitForSoLong(t *testing.T) {
+	t.Parallel()
 	limits := noLimits
 	limits.FirstByteTimeout, limits.HandshakeTimeout = 300*time.Millisecond, 300*time.Millisecond
 	eachFront(t, Config{Limits: limits}, func(t *testing.T, e *edge, kind *frontKind) {

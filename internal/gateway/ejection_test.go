@@ -71,6 +71,7 @@ func newMoodyServer(t *testing.T, name byte) *moodyServer {
 // that it takes to eject it are lost, and those that began meanwhile. Once it answers
 // again it is used again.
 func TestEjectionUnderLoad(t *testing.T) {
+	t.Parallel()
 	const workers, each, failures = 6, 40, 3
 	good, moody := newMoodyServer(t, 'g'), newMoodyServer(t, 'm')
 	name := tunnel.MustParseName("a.test")

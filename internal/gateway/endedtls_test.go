@@ -232,6 +232,7 @@ func TestNameIsResolvedBeforeTLSEnds(t *testing.T) {
 // Names for which TLS ends come and go at a reload: no tunnel and no session of many
 // streams ends, and keys that are bad change nothing.
 func TestEndedTLSFollowsReloads(t *testing.T) {
+	t.Parallel()
 	e := newEdge(t)
 	shop := named(greeter(t, "s"), "shop.test")
 	gw, one := e.endsFor(nil, []string{"connect-h2"}, "gw.test"), e.endsFor(nil, plainTCP, "shop.test")

@@ -112,6 +112,7 @@ func TestEndpointsByTheirOwnTransports(t *testing.T) {
 // A check asks an endpoint through the gateways before it, and the status has what it found
 // of each.
 func TestEndpointsAreCheckedThroughTheirHops(t *testing.T) {
+	t.Parallel()
 	s := service(saying(t, "plain"))
 	s.Check = registry.Check{Kind: "tcp", Interval: 2 * patience, Timeout: patience, UnhealthyThreshold: 1}
 	alive, dead := service(saying(t, "alive")), service(testnet.ClosedPort(t))

@@ -40,6 +40,7 @@ func (e *edge) hearsUDP(port uint16, want, why string) {
 // A listener of UDP gets another service, at its socket's address, and two change places.
 // One that cannot be served changes nothing.
 func TestListenersOfUDPChange(t *testing.T) {
+	t.Parallel()
 	e := newEdge(t)
 	services := []*registry.Service{told("a.test", udpEcho(t, "a")), told("b.test", udpEcho(t, "b"))}
 	have := func(listeners ...*registry.Listener) {
@@ -73,6 +74,7 @@ func TestListenersOfUDPChange(t *testing.T) {
 // A listener that moves to all addresses of its port stays where it is while another
 // program has the port at one of them.
 func TestListenerMovesToAllAddresses(t *testing.T) {
+	t.Parallel()
 	if runtime.GOOS != "linux" {
 		return // the others exclude nobody
 	}

@@ -120,6 +120,7 @@ func TestReloadsEndNoTunnel(t *testing.T) {
 // A listener that moves to a port that is taken stays where it is, with its new
 // credentials, until the port is free. The log and the status say so.
 func TestListenerMovesToATakenPort(t *testing.T) {
+	t.Parallel()
 	svc := service(testnet.Echo(t).Addr())
 	e := newEdge(t)
 	old := e.configured("connect")
@@ -209,6 +210,7 @@ func TestListenerThatLosesItsCredentials(t *testing.T) {
 // What a listener speaks changes at its socket, also to a protocol whose server speaks
 // first.
 func TestListenerChangesItsProtocols(t *testing.T) {
+	t.Parallel()
 	ep := greeter(t, "h")
 	svc := &registry.Service{Name: "svc.test", Names: []tunnel.Pattern{{Suffix: tunnel.MustParseName("svc.test")}}, Ports: []uint16{443}, Exposed: true, Endpoints: []registry.Endpoint{ep}}
 	e := newEdge(t)

@@ -23,6 +23,7 @@ import (
 // a client and a principal each. At any other listener the same field has no meaning, and from
 // any other address nobody is served.
 func TestLoadBalancerNamesClients(t *testing.T) {
+	t.Parallel()
 	const clientField, credentialsField = "X-Forwarded-For", "Culvert-Credentials"
 	e := newEdge(t)
 	svc := service(testnet.Echo(t).Addr())

@@ -6,4 +6,7 @@ import (
 	"culvert.dev/internal/testnet"
 )
 
-func TestMain(m *testing.M) { testnet.GoroutinesEnd(m) }
+func TestMain(m *testing.M) {
+	testnet.Parallel(6)
+	testnet.GoroutinesEnd(m)
+}

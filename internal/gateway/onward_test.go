@@ -133,6 +133,7 @@ func whoAmI(t *testing.T, d tunnel.Dialer, cfg *tls.Config) (string, error) {
 
 // The next gateway is asked where one can't be used, and a no stands.
 func TestAcrossToTheNext(t *testing.T) {
+	t.Parallel()
 	far := startConfig(t, Config{
 		Listeners: []Listener{{Address: "127.0.0.1:0", Protocols: everything("east")}},
 		Sources:   []registry.Source{registry.Static{Name: "test", Snapshot: registry.Snapshot{Services: []*registry.Service{service(testnet.Echo(t).Addr())}}}},

@@ -15,6 +15,7 @@ import (
 // identity lets nobody in unless it is left to the service, and a standing session ends
 // when a change denies it.
 func TestPoliciesOfUDP(t *testing.T) {
+	t.Parallel()
 	e := newEdge(t)
 	services := []*registry.Service{told("a.test", udpEcho(t, "a"))}
 	strict, deferring := e.udpPort(e.port(), "a.test"), e.udpPort(e.port(), "a.test")

@@ -80,6 +80,7 @@ func TestServicePortsFollowTheTable(t *testing.T) {
 // A service that begins to tell its port, or no longer does, stays where it is,
 // and so does who is waiting there; whether the state can be written or not.
 func TestServicePortsOfAServiceThatTellsItsPort(t *testing.T) {
+	t.Parallel()
 	s := newSite(t, 20)
 	ep := greeter(t, "hello")
 	r := s.start(published("a.test", ep))
@@ -164,6 +165,7 @@ func TestServicePortsAreNotPortsOfServices(t *testing.T) {
 // A new service passes over a port that another process has; one that had it
 // before waits for it, and everybody is told.
 func TestServicePortsHeldByOthers(t *testing.T) {
+	t.Parallel()
 	s := newSite(t, 5)
 	a, b := published("a.test", greeter(t, "a")), published("b.test", greeter(t, "b"))
 	plan := alloc.PortPlan{Range: s.cfg.Range, Now: time.Now()}
@@ -253,6 +255,7 @@ func TestServicePortsOfABrokenState(t *testing.T) {
 // What can't be kept is not given: a new service gets a port when the state can
 // be written, and those that have theirs don't notice.
 func TestServicePortsWhenTheStateCannotBeWritten(t *testing.T) {
+	t.Parallel()
 	s := newSite(t, 9)
 	folder := filepath.Join(t.TempDir(), "state")
 	if err := os.Mkdir(folder, 0o700); err != nil {
@@ -284,6 +287,7 @@ func TestServicePortsWhenTheStateCannotBeWritten(t *testing.T) {
 // Services come and go by chance, the gateway is restarted now and then: a
 // service that stays is always at its port, and answers there.
 func TestServicePortsByChance(t *testing.T) {
+	t.Parallel()
 	s := newSite(t, 40)
 	rnd := rand.New(rand.NewPCG(1, 2))
 	var all []*registry.Service

@@ -93,6 +93,7 @@ func TestVIPsAreReconfigured(t *testing.T) {
 // until it is free, with the new zones; and one that moves to all addresses of its port
 // does not wait for itself.
 func TestDNSListenersMove(t *testing.T) {
+	t.Parallel()
 	r := launch(t, Config{SourcesListen: true})
 	old, to := freeEverywhere(t), freeEverywhere(t)
 	listen := func(zone string, listeners ...DNSListener) {
@@ -166,6 +167,7 @@ func freeEverywhere(t *testing.T) string {
 
 // A forwarder that has others in its place is closed after a while, and one that stays is not.
 func TestForwardersAreRetired(t *testing.T) {
+	t.Parallel()
 	r := launch(t, Config{SourcesListen: true})
 	one, two := &dns.Forwarder{}, &dns.Forwarder{}
 	use := func(f *dns.Forwarder) {

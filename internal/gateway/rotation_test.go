@@ -79,6 +79,7 @@ func (s *meshSide) show(ca *testca.CA) {
 // Two meshes with different roots call each other both ways while both CAs are replaced
 // twice: no connection fails, open tunnels stay, and no table is made.
 func TestMeshesRotate(t *testing.T) {
+	t.Parallel()
 	a, b := newMeshSide(t, "a.test", "a.test", "b.test"), newMeshSide(t, "b.test", "a.test", "b.test")
 	sides := []*meshSide{a, b}
 	// trust has both gateways trust cas for a domain.

@@ -20,6 +20,7 @@ import (
 // for itself fails in time, and what is the gateway's own address is refused. That
 // a name means the gateway, to those who reach no endpoint, is no loop.
 func TestNamesThatLeadBack(t *testing.T) {
+	t.Parallel()
 	name := func(s string) []tunnel.Pattern { return []tunnel.Pattern{{Suffix: tunnel.MustParseName(s)}} }
 	source := later{make(chan registry.Snapshot)}
 	var resolver atomic.Pointer[dns.Resolver]

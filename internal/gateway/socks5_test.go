@@ -36,6 +36,7 @@ func leadsTo(name, addr string) *registry.Service {
 // TestChainSOCKS has SOCKS5 as the first, the middle and the last of three
 // gateways, and as all of them.
 func TestChainSOCKS(t *testing.T) {
+	t.Parallel()
 	echo := service(testnet.Echo(t).Addr())
 	far, farSOCKS := start(t, "far", echo), startSOCKS(t, "far", echo)
 	to := []*registry.Service{leadsTo("far.gw.test", far), leadsTo("fars.gw.test", farSOCKS)}

@@ -146,6 +146,7 @@ func TestUnixListenersFollowTheTable(t *testing.T) {
 // The path of a listener that another program has is tried again, and the file of one that
 // another program has taken is left alone.
 func TestUnixListenerBesideOthers(t *testing.T) {
+	t.Parallel()
 	dir := socketFolder(t)
 	path := filepath.Join(dir, "s")
 	svc := service(testnet.Echo(t).Addr())
@@ -184,6 +185,7 @@ func TestUnixListenerBesideOthers(t *testing.T) {
 // The user of a process that connects to a Unix socket is the caller where the listener
 // says so: policies select it, and the log and the lists have it.
 func TestPeerCredentials(t *testing.T) {
+	t.Parallel()
 	if runtime.GOOS != "linux" && runtime.GOOS != "darwin" {
 		return // they are not known there
 	}

@@ -320,6 +320,7 @@ func TestStatesAreOneGatewaysAlone(t *testing.T) {
 // What can't be kept is not given: a new service gets its addresses when the
 // state can be written, and those that have theirs don't notice.
 func TestVIPsWhenTheStateCannotBeWritten(t *testing.T) {
+	t.Parallel()
 	s := newVIPSite(t, "240.0.0.0/4", "fd12:3456:789a::/64")
 	folder := filepath.Join(t.TempDir(), "state")
 	if err := os.Mkdir(folder, 0o700); err != nil {
@@ -381,6 +382,7 @@ func TestForecastVIPs(t *testing.T) {
 // service that is there is always at its addresses, and what the disk has is
 // what the table says.
 func TestVIPsByChance(t *testing.T) {
+	t.Parallel()
 	s := newVIPSite(t, "10.9.0.0/24", "fd12:3456:789a::/120")
 	rnd := rand.New(rand.NewPCG(1, 2))
 	ep := greeter(t, "hello")

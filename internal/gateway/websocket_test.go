@@ -120,6 +120,7 @@ func both(p *ws.Protocol) []tunnel.Protocol {
 
 // The suites of streams and dialers, over HTTP/2.
 func TestWebSocketOverHTTP2(t *testing.T) {
+	t.Parallel()
 	tunneltest.TestDialer(t, func(t *testing.T, backend net.Listener) tunneltest.Dialer {
 		down := service(closed)
 		down.Name, down.Names = "down", []tunnel.Pattern{{Suffix: tunnel.MustParseName("down.test")}}
@@ -189,6 +190,7 @@ func TestWebSocketHop(t *testing.T) {
 // Requests that are refused over HTTP/2, on one connection. The rules of
 // HTTP/2 itself are tried in package h2, those of frames in package ws.
 func TestRefusedWebSocketsOverHTTP2(t *testing.T) {
+	t.Parallel()
 	const path = "/.culvert/tunnel/svc.test:443"
 	auth := connect.AnyOf{&connect.Bearer{Verify: connect.Tokens(map[string]string{"bob": "t0ken"})}}
 	dialed := make(chan struct{}, 100)

@@ -38,6 +38,7 @@ var (
 // evaluator says, and so is what Explain says beforehand. Some tunnels stand until the next
 // world, which ends those that it denies and no others.
 func TestWorldsAgree(t *testing.T) {
+	t.Parallel()
 	const callers = 4
 	worlds, seed := *worldCount, *worldSeed
 	if seed == 0 {

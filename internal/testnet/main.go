@@ -2,12 +2,14 @@ package testnet
 
 import (
 	"errors"
+	"flag"
 	"fmt"
 	"io/fs"
 	"net"
 	"os"
 	"runtime"
 	"sort"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -39,6 +41,20 @@ func Main(m *testing.M) {
 func GoroutinesEnd(m *testing.M) {
 	warmUp() // for tests that count descriptors, which may be the first
 	os.Exit(run(m))
+}
+
+// Parallel sets how many parallel tests run at once, unless a flag did. A package whose tests
+// wait and compute little calls it before they run: the default is one for each processor.
+func Parallel(n int) {
+	flag.Parse()
+	given := false
+	flag.Visit(func(f *flag.Flag) { given = given || f.Name == "test.parallel" })
+	if given {
+		return
+	}
+	if err := flag.Set("test.parallel", strconv.Itoa(n)); err != nil {
+		panic(err)
+	}
 }
 
 // run runs the tests. goleak by itself waits for less than half a second.

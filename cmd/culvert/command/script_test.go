@@ -6,7 +6,6 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"net"
@@ -38,13 +37,7 @@ func TestMain(m *testing.M) {
 type leakChecked struct{ m *testing.M }
 
 func (l leakChecked) Run() int {
-	// Parallel tests here wait for programs and for deadlines, and compute little: there may be
-	// more of them than processors.
-	flag.Parse()
-	if err := flag.Set("test.parallel", "8"); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
+	testnet.Parallel(8)
 	code := l.m.Run()
 	if code == 0 {
 		if err := goleak.Find(); err != nil {
