@@ -32,6 +32,7 @@ type serverSession struct {
 	streams atomic.Int64
 	in, out atomic.Int64 // bytes to and from the connector
 	killed  atomic.Pointer[tunnel.Reason]
+	missed  atomic.Int64 // when a request got no answer in time, by clock; 0 means never
 
 	telling sync.Mutex // held by tellNames
 	pool    pool
@@ -117,7 +118,7 @@ func (x *serverSession) serveControl(ctx context.Context) error {
 
 func (x *serverSession) openControl(ctx context.Context) (*controlStream, error) {
 	x.dialer.Proxy, x.dialer.Dialer, x.dialer.Via = "connector of "+tunnel.Clip(x.req.Peer.ID), &oneConn{conn: x.carrier}, x.server.via()
-	x.dialer.Parallel, x.dialer.Streams = 1, maxStreams
+	x.dialer.Sole, x.dialer.Parallel, x.dialer.Streams = true, 1, maxStreams
 	x.dialer.Idle, x.dialer.Ping, x.dialer.Pong = math.MaxInt64/4, deadAfter, 2*deadAfter // the control stream is first
 	opening, cancel := context.WithTimeout(ctx, headTimeout)
 	c, _, err := x.dialer.Open(opening, &h2.Head{Authority: net.JoinHostPort(controlName.String(), "1")})
@@ -221,6 +222,16 @@ func (x *serverSession) tellDrain() {
 	}()
 }
 
+// missedAfter is how long a request waits for an answer before the session is taken for silent.
+const missedAfter = time.Second
+
+// Silent reports whether a request got no answer in time and nothing has come since. The path
+// may be dead, or only slow: other sessions are tried first, and this one where there is none.
+func (x *serverSession) Silent() bool {
+	missed := x.missed.Load()
+	return missed != 0 && x.carrier.heard.Load() < missed
+}
+
 // Open implements Session.
 func (x *serverSession) Open(ctx context.Context, req *tunnel.Request, reg *Registration) (net.Conn, error) {
 	select {
@@ -244,6 +255,7 @@ func (x *serverSession) Open(ctx context.Context, req *tunnel.Request, reg *Regi
 	if reg.raw && ready == nil {
 		first = req.FirstBytes
 	}
+	asked := clock()
 	c, answer, err := x.dialer.OpenWith(ctx, &h2.Head{Authority: to, Fields: fields}, first)
 	if err == nil && ready != nil {
 		if used, n := answer.Get(poolField); n == 1 && used == id {
@@ -255,6 +267,9 @@ func (x *serverSession) Open(ctx context.Context, req *tunnel.Request, reg *Regi
 		_ = ready.Close()
 	}
 	if err != nil {
+		if now := clock(); ctx.Err() != nil && time.Duration(now-asked) >= missedAfter && x.carrier.heard.Load() < asked {
+			x.missed.Store(now)
+		}
 		x.streams.Add(-1)
 		return nil, err
 	}

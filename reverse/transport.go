@@ -146,11 +146,11 @@ func (d *groupDial) open(ctx context.Context, req *tunnel.Request, name tunnel.N
 // dials returns the ways to open a stream for req, in the order to try them. Where another
 // replica has passed req on, the sessions here are the only ones, and passedOn is true.
 func (t groupTransport) dials(port uint16, req *tunnel.Request) (all []groupDial, passedOn bool) {
-	var draining []groupDial
+	var last []groupDial // draining, or silent
 	if members := t.members(port); len(members) > 0 {
 		for _, m := range byLoad(members, int(t.groups.turn.Add(1)&0xffff)) {
-			if m.draining.Load() {
-				draining = append(draining, groupDial{local: m})
+			if m.draining.Load() || isSilent(m.session) {
+				last = append(last, groupDial{local: m})
 			} else {
 				all = append(all, groupDial{local: m})
 			}
@@ -163,13 +163,19 @@ func (t groupTransport) dials(port uint16, req *tunnel.Request) (all []groupDial
 		}
 		for _, m := range t.elsewhere(port) {
 			if m.Draining {
-				draining = append(draining, groupDial{remote: m})
+				last = append(last, groupDial{remote: m})
 			} else {
 				all = append(all, groupDial{remote: m})
 			}
 		}
 	}
-	return append(all, draining...), passedOn
+	return append(all, last...), passedOn
+}
+
+// isSilent reports whether s can say that its path is silent, and says so.
+func isSilent(s Session) bool {
+	q, ok := s.(interface{ Silent() bool })
+	return ok && q.Silent()
 }
 
 // byLoad returns members in the order to try. Equal ones take turns, and those that are

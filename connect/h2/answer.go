@@ -30,7 +30,7 @@ var errMute = errors.New("h2: nothing comes on the connection")
 // answer waits for the next header list of the peer's on s. Its error is mux.ErrSilent where
 // nothing comes on the connection, and a new one works.
 func (k *client) answer(ctx context.Context, s *Stream, limit time.Time) (*Head, error) {
-	got, err := s.answer(ctx, limit, !k.d.Single)
+	got, err := s.answer(ctx, limit, !k.d.Single && !k.d.Sole)
 	if err != errMute {
 		return got, err
 	}

@@ -71,6 +71,11 @@ type Dialer struct {
 	// Single gives each stream a connection of its own, which ends with it.
 	Single bool
 
+	// Sole says that there is one connection and that no other can be dialed. Requests use it
+	// for as long as it lasts: while it is silent they wait, where otherwise the next ones
+	// would go to a new connection.
+	Sole bool
+
 	// Ping is how long a connection may be silent before a PING is sent, and Pong
 	// how long its answer may take: a dead connection is found after both. 0 means
 	// DefaultPing and DefaultPong.
