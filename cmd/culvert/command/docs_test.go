@@ -14,7 +14,7 @@ import (
 
 // The configurations of the guides are good.
 func TestConfigurationsOfGuides(t *testing.T) {
-	for _, guide := range []string{"behind-load-balancer.md", "fallback.md", "gateway.md", "load-balancing.md", "nat.md", "tls.md", "tokens.md"} {
+	for _, guide := range []string{"behind-load-balancer.md", "fallback.md", "gateway.md", "load-balancing.md", "nat.md", "reverse.md", "sites.md", "ssh.md", "tls.md", "tokens.md"} {
 		text, err := os.ReadFile(filepath.Join("..", "..", "..", "docs", "guides", guide))
 		if err != nil {
 			t.Fatal(err)
