@@ -177,7 +177,7 @@ func (x *exposing) report(s *reverse.SessionState) sessionReport {
 			case r.Taken:
 				n.hint = "take another name, or the credentials of its owner; \"culvert connectors\" at the gateway says whose it is"
 			case r.Reason == tunnel.Denied:
-				n.hint = fmt.Sprintf("the gateway needs a policy with verb: register for %s and your id", r.Name)
+				n.hint = fmt.Sprintf("the gateway needs a policy with verb: register for %s and %s", r.Name, x.identity())
 			}
 			return n
 		}
@@ -196,6 +196,22 @@ func (x *exposing) report(s *reverse.SessionState) sessionReport {
 		n.text += "; trying again"
 	}
 	return n
+}
+
+const hintRemoved = "the gateway does not accept the identity of this device: if \"culvert devices\" there does not list it, get a new token and run culvert join --replace"
+
+// identity returns who the gateway takes this connector for, as far as that is known here.
+func (x *exposing) identity() string {
+	if x.own != nil {
+		for _, entry := range x.own() {
+			for _, end := range entry.Ends {
+				if end.Kind == identity.KindKey {
+					return end.Of
+				}
+			}
+		}
+	}
+	return "the identity in the token"
 }
 
 // sessionHint returns what to do about a session that can't be opened, "" where it helps to wait.
@@ -219,9 +235,16 @@ func (x *exposing) sessionHint(err error) string {
 		return "the gateway does not speak TLS there: is --via a listener with tls?"
 	case errors.As(err, &op) && op.Op == "remote error" && strings.Contains(op.Err.Error(), "unrecognized name"):
 		return "the gateway has no listener that ends TLS for this name: give one that it has with --server-name NAME"
+	case errors.As(err, &op) && op.Op == "remote error" && strings.Contains(op.Err.Error(), "no application protocol"):
+		return fmt.Sprintf("the gateway's listener does not take %s there: add it to protocols of its tls, or choose another one with --protocol", x.o.protocol)
+	case errors.As(err, &op) && op.Op == "remote error" && x.o.cert == "" && x.o.joined == nil:
+		return "the gateway's listener asks for a client certificate: give one with --cert and --key"
 	case errors.As(err, &op) && op.Op == "remote error":
 		if hint := x.outOfTime(time.Now()); hint != "" {
 			return hint
+		}
+		if x.o.joined != nil {
+			return hintRemoved
 		}
 		return "the gateway does not accept the certificate: its listener has to trust the CA that signed --cert, and by its clock the certificate has to be valid; the gateway's log says what is wrong"
 	case !errors.As(err, &refused):
@@ -231,6 +254,9 @@ func (x *exposing) sessionHint(err error) string {
 	case tunnel.NoAuth:
 		return "give --cert and --key, or --token-file, as the gateway's listener asks for"
 	case tunnel.Denied, tunnel.NotExposed:
+		if x.o.joined != nil {
+			return hintRemoved
+		}
 		return "the gateway does not know you: give --cert and --key, or --token-file, as its listener asks for"
 	case tunnel.NoRoute, tunnel.Unsupported, tunnel.BadRequest:
 		return "is --via a listener of a culvert gateway that ends TLS and takes " + oneOf(exposeProtocols) + "?"
@@ -283,11 +309,20 @@ func (x *exposing) observe(o *tunnel.Outcome) {
 	x.failures++
 	x.last = exposeEvent{Reason: string(o.Reason)}
 	if o.Err != nil {
-		x.last.Error = tunnel.Clip(o.Err.Error())
+		x.last.Error = clipError(o.Err.Error())
 	}
 	if o.Reason == tunnel.DialFailed || o.Reason == tunnel.DialTimeout {
 		x.last.Hint = "does the service listen at " + x.o.to + "?"
 	}
+}
+
+// clipError shortens an error at its beginning: why is at the end.
+func clipError(s string) string {
+	const most = 300
+	if len(s) <= most {
+		return s
+	}
+	return "..." + s[len(s)-most:]
 }
 
 // progress says how many sessions and streams there are, and what they have carried. in and

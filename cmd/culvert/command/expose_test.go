@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/tls"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -15,9 +16,12 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 
+	"culvert.dev/identity/enroll"
 	"culvert.dev/internal/testca"
 	"culvert.dev/internal/testnet"
+	"culvert.dev/tunnel"
 )
 
 // An exposeRun is "culvert expose" that runs.
@@ -114,7 +118,7 @@ func TestExposeGuide(t *testing.T) {
 		t.Errorf("nothing says what to do about a name of another owner: %q", taken.errors)
 	}
 	denied := w.expose(t, "spiffe://corp.example/ns/web/sa/three", []string{gateway})
-	denied.ends(t, "needs a policy with verb: register for cam.edge.example")
+	denied.ends(t, "needs a policy with verb: register for cam.edge.example and spiffe://corp.example/ns/web/sa/three")
 
 	stranger, err := newTestCA(t, "other.example").Issue(testca.Options{SPIFFEID: "spiffe://other.example/me"})
 	if err != nil {
@@ -289,6 +293,41 @@ func TestExposeHints(t *testing.T) {
 		x := &exposing{o: &exposeOptions{protocol: c.protocol}}
 		if got := x.sessionHint(fmt.Errorf("asking: %w", c.err)); !strings.Contains(got, c.want) || c.want == "" && got != "" {
 			t.Errorf("%s, %v: %q, want %q", c.protocol, c.err, got, c.want)
+		}
+	}
+}
+
+// Alerts of TLS differ in what to do about them.
+func TestExposeHintsOfAlerts(t *testing.T) {
+	for _, c := range []struct {
+		alert string
+		o     exposeOptions
+		want  string
+	}{
+		{"tls: no application protocol", exposeOptions{protocol: "connect-h2", gatewayAccess: gatewayAccess{credentialFiles: credentialFiles{cert: "me.crt"}}}, "does not take connect-h2 there"},
+		{"tls: certificate required", exposeOptions{gatewayAccess: gatewayAccess{credentialFiles: credentialFiles{token: "token"}}}, "give one with --cert and --key"},
+		{"tls: bad certificate", exposeOptions{gatewayAccess: gatewayAccess{credentialFiles: credentialFiles{cert: "me.crt"}}}, "has to trust the CA that signed --cert"},
+		{"tls: bad certificate", exposeOptions{gatewayAccess: gatewayAccess{joined: &enroll.Membership{}}}, "culvert join --replace"},
+		{"tls: unrecognized name", exposeOptions{gatewayAccess: gatewayAccess{credentialFiles: credentialFiles{cert: "me.crt"}}}, "--server-name NAME"},
+	} {
+		x := &exposing{o: &c.o}
+		if got := x.sessionHint(&net.OpError{Op: "remote error", Err: errors.New(c.alert)}); !strings.Contains(got, c.want) {
+			t.Errorf("%s, %+v: %q, want %q", c.alert, c.o, got, c.want)
+		}
+	}
+}
+
+// The end of a long error, which says why, is shown.
+func TestExposeShowsWhyRequestsFail(t *testing.T) {
+	var out strings.Builder
+	x := newExposing(&out, &exposeOptions{name: "cam.edge.example", to: "127.0.0.1:9999"})
+	for _, fill := range []int{60, 600} {
+		x.failed = time.Time{}
+		x.observe(&tunnel.Outcome{Reason: tunnel.DialFailed, Err: errors.New("service " + strings.Repeat("n", fill) + ": dial 127.0.0.1:9999: connect: connection refused")})
+		out.Reset()
+		x.progress(nil, 0, 0)
+		if got := out.String(); !strings.Contains(got, "dial 127.0.0.1:9999: connect: connection refused\n  does the service listen at 127.0.0.1:9999?\n") || len(got) > 500 {
+			t.Errorf("got %q", got)
 		}
 	}
 }
