@@ -133,8 +133,14 @@ func parseEndpoint(s string) (registry.Endpoint, *complaint) {
 	if strings.HasPrefix(host, "*") {
 		return ep, complain("write the name of one host", "an endpoint can't be a wildcard")
 	}
+	if port == 0 && strings.Trim(host, "0123456789") == "" && host != "" {
+		return ep, complain("write host:port, as in 127.0.0.1:8443", "it is a port without a host")
+	}
 	n, c := parseName(host)
 	if c != nil {
+		if _, err := tunnel.ParseName(host); errors.Is(err, tunnel.ErrNameAddress) {
+			c.hint = "write an IPv4 address as four numbers, as in 127.0.0.1, and an IPv6 address with a port in brackets"
+		}
 		return ep, c
 	}
 	ep.Host = n.String()

@@ -96,7 +96,8 @@ type checkedFile struct {
 	Good      bool           `json:"good"`
 	Listeners int            `json:"listeners"`
 	Services  int            `json:"services"`
-	DNS       int            `json:"dns"` // addresses
+	DNS       int            `json:"dns"`     // addresses
+	Exposed   int            `json:"exposed"` // names on other gateways, by reverse
 	Mistakes  []checkMistake `json:"mistakes,omitempty"`
 	Warnings  []checkMistake `json:"warnings,omitempty"` // of what is no mistake, and hardly meant
 }
@@ -120,6 +121,9 @@ func checkConfigs(stdin io.Reader, w io.Writer, paths []string, asJSON bool) err
 			if c.DNS != nil {
 				f.DNS = len(c.DNS.Listeners)
 			}
+			if c.Reverse != nil {
+				f.Exposed = len(c.Reverse.Expose)
+			}
 			for _, warning := range c.Warnings {
 				f.Warnings = append(f.Warnings, checkMistake{warning.Line, warning.Column, warning.Msg, warning.Hint})
 				if !asJSON {
@@ -136,7 +140,11 @@ func checkConfigs(stdin io.Reader, w io.Writer, paths []string, asJSON bool) err
 			if c.DNS != nil {
 				dns = fmt.Sprintf(", DNS at %d addresses", f.DNS)
 			}
-			fmt.Fprintf(w, "%s: %s (%s, %s%s)\n", path, good("OK"), plural(f.Listeners, "listener"), plural(f.Services, "service"), dns)
+			exposed := ""
+			if c.Reverse != nil {
+				exposed = fmt.Sprintf(", %s exposed on %s", plural(f.Exposed, "name"), plural(len(c.Reverse.Gateways), "gateway"))
+			}
+			fmt.Fprintf(w, "%s: %s (%s, %s%s%s)\n", path, good("OK"), plural(f.Listeners, "listener"), plural(f.Services, "service"), exposed, dns)
 		}
 	}
 	if asJSON {
