@@ -325,7 +325,7 @@ func (a *Authority) joining(q *request, next *state) (*device, error) {
 			return nil, err
 		}
 		if !strings.HasPrefix(name, prefix) {
-			return nil, fmt.Errorf("the invitation is for devices with names as %q, and not for %q", i.Name, clip(name))
+			return nil, fmt.Errorf("the invitation is for devices with names as %q, and not for %q: give a name with \"culvert join --name\"", i.Name, clip(name))
 		}
 	}
 	id := idOf(i.ID, name)
@@ -333,7 +333,7 @@ func (a *Authority) joining(q *request, next *state) (*device, error) {
 		d := &next.Devices[before]
 		d.Certificates = unexpired(d.Certificates, now)
 		if len(d.Certificates) > 0 {
-			return nil, fmt.Errorf("device %q has joined as %q already: remove it first", d.Name, d.ID)
+			return nil, fmt.Errorf("device %q has joined as %q already: to replace it, run \"culvert devices remove %s\" at the gateway first", d.Name, d.ID, d.Name)
 		}
 		next.Devices = slices.Delete(next.Devices, before, before+1)
 	}

@@ -500,7 +500,7 @@ func TestInvitations(t *testing.T) {
 	if _, m, err := join(t, token, "cam-1"); err != nil || m.ID != "spiffe://corp.example/ns/edge/sa/cam-1" {
 		t.Errorf("joined as %+v, %v", m, err)
 	}
-	if _, _, err := join(t, token, "cam-1"); err == nil || !strings.Contains(err.Error(), "remove it first") {
+	if _, _, err := join(t, token, "cam-1"); err == nil || !strings.Contains(err.Error(), "run \"culvert devices remove cam-1\" at the gateway first") {
 		t.Errorf("a second device of a name: %v", err)
 	}
 }

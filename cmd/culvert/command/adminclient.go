@@ -64,7 +64,7 @@ func askedGateway(addr string) (*adminClient, error) {
 	if addr == "" {
 		path, _ := admin.SocketPath(adminDefault)
 		if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
-			return nil, usageError(fmt.Sprintf("give --admin ADDR or --config FILE, or set $%s: there is no %s here", adminVariable, path), "which gateway is asked?")
+			return nil, usageError(fmt.Sprintf("give --admin ADDR or --config FILE, or set $%s to what the gateway has as admin", adminVariable), "no gateway to ask is named, and there is no %s here", path)
 		}
 		addr = adminDefault
 	}

@@ -44,7 +44,7 @@ func (p *prober) refusedByTLS(err error, first []byte) {
 		// Neither an alert nor a handshake, or a ClientHello, which is what was sent:
 		// nobody has refused anything.
 		if p.o.mode == "sni" {
-			p.report.Hint = "the server does not speak TLS: is --via the address of a gateway?"
+			p.report.Hint = "the answer is not TLS: --via is not a gateway, or the service behind it does not speak TLS; \"culvert explain\" at the gateway says where the name leads"
 		} else {
 			p.report.Hint = "the service does not speak TLS: add --no-tls"
 		}

@@ -332,7 +332,7 @@ func TestSiteThatIsKnownAlready(t *testing.T) {
 		t.Fatal(err)
 	}
 	token := invite(t, east)
-	if _, err := join(t, west, token); err == nil || !strings.Contains(err.Error(), `peer "east" of trust domain "east.example" has joined already`) {
+	if _, err := join(t, west, token); err == nil || !strings.Contains(err.Error(), `peer "east" of trust domain "east.example" has joined already: to have it join again, run "culvert peers remove east" at the gateway first`) {
 		t.Errorf("joining again: %v", err)
 	}
 	if all := east.Peers(); len(all) != 0 {

@@ -245,7 +245,7 @@ func (s *Site) checkDomain(domain string) error {
 	case s.Knows != nil && s.Knows(domain):
 		return fmt.Errorf("trust domain %q is configured already", domain)
 	case at >= 0:
-		return fmt.Errorf("peer %q of trust domain %q has joined already: remove it first", s.state.Peers[at].Name, domain)
+		return fmt.Errorf("peer %q of trust domain %q has joined already: to have it join again, run \"culvert peers remove %s\" at the gateway first", s.state.Peers[at].Name, domain, s.state.Peers[at].Name)
 	case len(s.state.Peers) >= maxPeers:
 		return fmt.Errorf("there are %d peers already", maxPeers)
 	}
