@@ -108,6 +108,7 @@ type endpoint struct{ Address, Problem string }
 
 // From a configuration file: listeners for all, for users, for one service.
 func TestProbeAndExplainAgreeWithTheDataPath(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	open := w.service.ServerConfig()
 	open.ClientAuth = tls.NoClientCert

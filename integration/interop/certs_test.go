@@ -75,6 +75,7 @@ func showByOpenSSL(version string) func(t *testing.T, addr, dir, name string) st
 // listener that ends TLS for a service. It is admitted with its identity, or refused for
 // its own reason, hears the alert, and leaves nothing.
 func TestClientCertificates(t *testing.T) {
+	t.Parallel()
 	dir, p := t.TempDir(), newPKI(t)
 	table := p.certs(t, x509.ExtKeyUsageServerAuth)
 	var names []string
@@ -280,6 +281,7 @@ http {
 // that must have one name. The gateway uses it, or refuses it for its own reason, which
 // the log and "culvert status" have; nothing of the client goes there.
 func TestServerCertificates(t *testing.T) {
+	t.Parallel()
 	dir, p := t.TempDir(), newPKI(t)
 	table := p.certs(t, x509.ExtKeyUsageClientAuth)
 	for _, s := range table {

@@ -21,6 +21,7 @@ import (
 // only: TLS by its name, WebSocket and HTTP/2, in every order. The service at
 // the end sees the client's own certificate.
 func TestChainOfThree(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	nginx := w.nginx(t)
 	for _, ways := range [][3]string{

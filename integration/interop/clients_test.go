@@ -18,6 +18,7 @@ import (
 // Programs in other languages, each by SNI and by CONNECT, to a Go server that
 // says whom it saw.
 func TestClientsInOtherLanguages(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	g := startGateway(t, "--listen", "127.0.0.1:0", "--route", route(w.serveHTTPS(t, http.HandlerFunc(whoami))))
 	for _, c := range []struct {

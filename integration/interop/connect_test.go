@@ -98,6 +98,7 @@ func badConnects(closed string) []badConnect {
 // Each row gets its status line, Proxy-Status and one line of text, the
 // connection ends, and nothing is dialed.
 func TestBadConnectsAreAnsweredAndNothingIsDialed(t *testing.T) {
+	t.Parallel()
 	tap := testnet.NewTap(t)
 	closed := "127.0.0.1:" + freePort(t)
 	g := startGateway(t, "--listen", "127.0.0.1:0", "--route", route(tap.Addr()), "--route", "pinned.example.test:443="+tap.Addr(),
@@ -185,6 +186,7 @@ func TestGoodConnects(t *testing.T) {
 // A listener that wants credentials says so, and the same to everybody who
 // has none that are right, whatever they ask for.
 func TestCredentialsAreRequiredAndCompared(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	echo := testnet.Echo(t)
 	hash, _, _ := runCmd(t, withInput(t, "wonderland\n", "config", "password", "alice"))

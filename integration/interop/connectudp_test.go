@@ -174,6 +174,7 @@ services:
 // TestDatagramsOverGateways: DNS and QUIC go over one gateway and over two, by HTTP/2 and
 // by HTTP/3, and each of them logs what it carried.
 func TestDatagramsOverGateways(t *testing.T) {
+	t.Parallel()
 	for _, carriers := range [][]string{
 		{"connect-h2"}, {"connect-h3"}, {"connect-h2", "connect-h2"}, {"connect-h3", "connect-h3"}, {"connect-h2", "connect-h3"}, {"connect-h3", "connect-h2"},
 	} {

@@ -264,6 +264,7 @@ services:
 // The token expires under an open tunnel: that ends, at a listener that wants it so, and tunnels
 // with the token that has taken its place go on.
 func TestTokenOfGatewayRotatesBehindNginx(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	key := newTokenKey(t, "ES256")
 	w.write(t, "jwks.json", key.jwks(t))

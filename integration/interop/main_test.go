@@ -3,7 +3,6 @@
 package interop
 
 import (
-	"flag"
 	"fmt"
 	"os"
 	"os/exec"
@@ -12,6 +11,8 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+
+	"culvert.dev/internal/testnet"
 )
 
 // culvert is the path of the binary under test, and buildDir where programs are
@@ -19,7 +20,7 @@ import (
 var culvert, buildDir string
 
 func TestMain(m *testing.M) {
-	flag.Parse()
+	testnet.Parallel(4)
 	os.Exit(run(m))
 }
 

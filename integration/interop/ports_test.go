@@ -118,6 +118,7 @@ func serveMail(t *testing.T, got chan<- string) string {
 // Servers that speak first are reached by real clients at ports of their own.
 // The ports are the same after a reload, a restart and a kill.
 func TestServersThatSpeakFirst(t *testing.T) {
+	t.Parallel()
 	w := newPortsWorld(t)
 	keys, shell := w.sshd(t, "echo through the gateway")
 	mails := make(chan string, 10)
@@ -209,6 +210,7 @@ func TestServersThatSpeakFirst(t *testing.T) {
 // Whenever a gateway is killed, what it has ever said of a service's port holds
 // after that, and the state can be read.
 func TestPortsSurviveKills(t *testing.T) {
+	t.Parallel()
 	const rounds, universe = 10, 30
 	w := newPortsWorld(t)
 	hello := testnet.Greeting(t, "hello").Addr()

@@ -454,6 +454,7 @@ services:
 
 // A drain lets connections go on and refuses new ones.
 func TestQUICDrain(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	s := w.serveQUIC(t, nil)
 	file := w.write(t, "drain.yaml", fmt.Sprintf(`

@@ -24,6 +24,7 @@ func (w *world) redis(t *testing.T) (addr string) {
 // they read an answer. They come by a port of the service's own, and by TLS that ends at the
 // gateway and is for clients with a certificate.
 func TestRedis(t *testing.T) {
+	t.Parallel()
 	const name = "redis.example.test"
 	w := newWorld(t)
 	ca, err := testca.Load(w.dir, nil)

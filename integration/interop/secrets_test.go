@@ -142,6 +142,7 @@ func (w *procWatch) saw(t *testing.T, program string) {
 // environment of any process, at the level debug: of the gateway, of a device that joins and exposes a
 // service, and of an agent behind a corporate proxy whose password a command gives.
 func TestSecretsStaySecret(t *testing.T) {
+	t.Parallel()
 	const (
 		gwName    = "gw.example.test"
 		proxyPass = "hunter2-of-the-proxy"

@@ -13,6 +13,7 @@ import (
 // Each names the client by its SPIFFE id, and refuses one with a certificate of another CA
 // by itself.
 func TestServicesNameTheirClients(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	for _, s := range []struct {
 		name    string

@@ -191,6 +191,7 @@ func malformedHellos() []malformed {
 // Each gets its exact answer, and nothing is dialed: every route there is
 // leads to a tap, also those that a wrong reading would find.
 func TestMalformedHellosReachNobody(t *testing.T) {
+	t.Parallel()
 	tap := testnet.NewTap(t)
 	g := startGateway(t, "--listen", "127.0.0.1:0", "--route", route(tap.Addr()), "--route", "*.example.test="+tap.Addr(),
 		"--route", "evil.test="+tap.Addr(), "--route", "down.example.test=127.0.0.1:"+freePort(t))

@@ -120,6 +120,7 @@ func (w *sshWorld) left(t *testing.T, name string) {
 // Stock clients of SSH give a service that nobody can dial a name, and callers reach it with
 // a certificate of their own, end to end.
 func TestSSHServesNames(t *testing.T) {
+	t.Parallel()
 	w := newSSHWorld(t)
 	forward := svc + ":443:" + w.hidden
 	convert := func(name string, args ...string) {

@@ -18,6 +18,7 @@ import (
 // OpenSSH and what uses it reach a server by "culvert connect": through an agent at a port or a
 // Unix socket, whose connection is carried or handed over, and through a gateway without one.
 func TestSSHByConnect(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	keys, port := w.sshd(t, "")
 	gw, agent, at := w.agentOf(t, fmt.Sprintf("  - {name: %s, ports: [22], endpoints: [\"127.0.0.1:%s\"]}\n", svc, port), "")

@@ -182,6 +182,7 @@ func (w *world) oidcProvider(t *testing.T, modules, port, kid string) *process {
 // An oidc-provider is an issuer: its discovery, its keys, its tokens for clients. It gets
 // other keys while a tunnel is open.
 func TestOIDCProvider(t *testing.T) {
+	t.Parallel()
 	modules, ok := tokenPeers(t)
 	if !ok {
 		return

@@ -112,6 +112,7 @@ services:
 // Load balancers that let HTTP through and end the TLS to themselves: the TLS
 // to the service is the client's own, and so is every end of the stream.
 func TestWebSocketBehindLoadBalancers(t *testing.T) {
+	t.Parallel()
 	const alpn, h2c = "alpn h2,http/1.1", "proto h2"
 	haproxy := func(bind, server string) func(*world, *testing.T, string) string {
 		return func(w *world, t *testing.T, to string) string { return w.haproxyBefore(t, to, bind, server) }
@@ -269,6 +270,7 @@ func (w *world) fetch(t *testing.T, d tunnel.Dialer) string {
 
 // WebSocket clients that know nothing of culvert.v1.
 func TestWebSocketClientsInOtherLanguages(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	g := w.webSocketGateway(t, w.serveHTTPS(t, http.HandlerFunc(whoami)))
 	for _, c := range []struct {
@@ -293,6 +295,7 @@ func TestWebSocketClientsInOtherLanguages(t *testing.T) {
 
 // A message may be as long as a program likes.
 func TestNodeSendsALongMessage(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	g := w.webSocketGateway(t, listenAndEcho(t))
 	out, errs, code := command(t, "node", "--experimental-websocket", "testdata/websocket_big.js", "ws://"+g.addr+"/edge/", svc+":443", fmt.Sprint(2<<20))
@@ -304,6 +307,7 @@ func TestNodeSendsALongMessage(t *testing.T) {
 // Three gateways, each reached in another way: by SNI, by WebSocket behind a
 // load balancer, by CONNECT. The far service sees the client's certificate.
 func TestThreeGateways(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	far := startGateway(t, "--listen", "127.0.0.1:0", "--route", route(w.nginx(t)))
 	middle := startGateway(t, "--config", w.write(t, "middle.yaml", fmt.Sprintf(`

@@ -47,6 +47,7 @@ backend b
 // TestHAProxyReadsForwardedCertificates: a next hop that is no culvert gateway reads the
 // caller in the fields that it knows, whatever the client says there itself, and decides by it.
 func TestHAProxyReadsForwardedCertificates(t *testing.T) {
+	t.Parallel()
 	w := newWorld(t)
 	ca, err := testca.Load(w.dir, nil)
 	must(t, err)
