@@ -277,7 +277,7 @@ func (d *decoder) warnCatalog(c *policy.Compiler) {
 	}
 	if hidden > 0 {
 		d.warnf(d.policies[first].where("verb"), "if that is not meant, add a policy that lets all clients see all others: {name: see-all, verb: catalog, tier: baseline, action: allow, rules: "+everybody+"}",
-			"with a policy of the verb catalog, DNS tells of no service that none lets be seen: %q, %d in all", clip(one), hidden)
+			"DNS does not answer for %q, %d in all: there are policies with the verb catalog, and none lets clients see them", clip(one), hidden)
 	}
 }
 

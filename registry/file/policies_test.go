@@ -149,9 +149,9 @@ policies:
 func TestCatalogWarnings(t *testing.T) {
 	for policies, want := range map[string]string{
 		`[]`: "",
-		`[{name: see, verb: catalog, action: allow, targets: {services: [a.example]}, rules: [{}]}]`:                                                                                      `"b.example", 1 in all`,
+		`[{name: see, verb: catalog, action: allow, targets: {services: [a.example]}, rules: [{}]}]`:                                                                                      `DNS does not answer for "b.example", 1 in all: there are policies with the verb catalog`,
 		`[{name: see, verb: catalog, tier: baseline, action: allow, rules: [{}]}]`:                                                                                                        "",
-		`[{name: hide, verb: catalog, action: deny, rules: [{sources: [{cidrs: [192.0.2.0/24]}]}]}, {name: see, verb: catalog, tier: baseline, action: allow, rules: [{}]}]`:              `"a.example", 2 in all`,
+		`[{name: hide, verb: catalog, action: deny, rules: [{sources: [{cidrs: [192.0.2.0/24]}]}]}, {name: see, verb: catalog, tier: baseline, action: allow, rules: [{}]}]`:              `DNS does not answer for "a.example", 2 in all`,
 		`[{name: hide, verb: catalog, tier: admin, action: deny, rules: [{sources: [{cidrs: [192.0.2.0/24]}]}]}, {name: see, verb: catalog, tier: baseline, action: allow, rules: [{}]}]`: "",
 		`[{name: see, verb: catalog, dryRun: true, action: allow, targets: {services: [a.example]}, rules: [{}]}]`:                                                                        "",
 	} {
