@@ -299,9 +299,9 @@ func (s *sessionStream) Read(b []byte) (int, error) {
 }
 
 // WaitPush implements tunnel.Pusher.
-func (s *sessionStream) WaitPush(wake func(), push func([]byte) int) (ready bool) {
-	return s.Stream.WaitPush(wake, func(b []byte) int {
-		n := push(b)
+func (s *sessionStream) WaitPush(wake func(), push func([][]byte) int) (ready bool) {
+	return s.Stream.WaitPush(wake, func(run [][]byte) int {
+		n := push(run)
 		s.session.out.Add(int64(n))
 		return n
 	})

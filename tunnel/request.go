@@ -298,13 +298,13 @@ type Waiter interface {
 // faster than to have it Read.
 //
 // WaitPush is WaitRead, whose wake may then be preceded by calls of push: with bytes that a Read
-// would return next, on a goroutine that others wait for and under no lock. push returns how many
-// it has taken; to the Stream they are read and passed on, and it keeps the rest for Read. push does not
-// block and does not keep p. It may call WaitPush. It may be called once too often, as wake, and
-// then takes nothing.
+// would return next, in one or several slices that are not empty, on a goroutine that others wait for
+// and under no lock. push returns how many it has taken; to the Stream they are read and passed on, and
+// it keeps the rest for Read. push does not block and does not keep or change what it is given. It may
+// call WaitPush. It may be called once too often, as wake, and then takes nothing.
 type Pusher interface {
 	Waiter
-	WaitPush(wake func(), push func(p []byte) (taken int)) (ready bool)
+	WaitPush(wake func(), push func(run [][]byte) (taken int)) (ready bool)
 }
 
 // A Multiplexed connection has no descriptor of its own where IsMultiplexed is

@@ -88,11 +88,13 @@ type conn struct {
 	abortCode http2.ErrCode
 
 	// The reader's own.
-	input *input
-	br    *readBuffer
-	fr    *http2.Framer
-	dec   *hpack.Decoder
-	block block
+	input      *input
+	br         *readBuffer
+	fr         *http2.Framer
+	dec        *hpack.Decoder
+	block      block
+	payloads   [][]byte // that have come one behind the other and wait for the last of them
+	payloadsOf *Stream
 
 	lastFrame atomic.Int64 // when a frame last came, by mux.Clock
 	panicked  atomic.Pointer[tunnel.Panic]

@@ -142,8 +142,8 @@ func unexpectedEOF(err error) error {
 	return err
 }
 
-// dataOf handles the payload p of a DATA frame, without its padding. The reader of the
-// stream need not be woken for it where there is more: the next frame wakes it.
+// dataOf handles the payload p of a DATA frame, without its padding. Where there is more, p stays
+// as it is until the next frame was handled, which is of the same stream.
 func (c *conn) dataOf(h http2.FrameHeader, p []byte, more bool) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -184,20 +184,9 @@ func (c *conn) dataOf(h http2.FrameHeader, p []byte, more bool) error {
 		return s.discardedBody.data(s, len(p), end)
 	case !s.closed:
 		c.took(s, size-len(p)) // nobody reads padding
-		if !more && len(p) > 0 && len(p) <= maxShort && s.in.size == 0 && s.push != nil {
-			p = c.pushed(s, p)
-		}
-		if s.ended { // meanwhile
+		c.arrived(s, p, !more || end)
+		if s.ended || c.overfull(s) { // meanwhile
 			return nil
-		}
-		if !s.closed && len(p) > 0 {
-			c.keep(s, p)
-			if c.overfull(s) {
-				return nil
-			}
-		}
-		if !more && s.in.size > 0 {
-			s.canRead()
 		}
 	}
 	if end {

@@ -4,8 +4,10 @@ import (
 	"bytes"
 	"errors"
 	"io"
+	"math/rand/v2"
 	"net"
 	"os"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -15,8 +17,8 @@ import (
 	"culvert.dev/internal/testnet"
 )
 
-// TestPush: the bytes of a lone frame are pushed, and those that are not taken are read, in
-// order. None is pushed while some wait to be read.
+// TestPush: the bytes of a frame are pushed, and those that are not taken are read, in order.
+// None is pushed while some wait to be read.
 func TestPush(t *testing.T) {
 	makePipe := pipes(t, &Protocol{})
 	a, b, stop, err := makePipe()
@@ -28,9 +30,10 @@ func TestPush(t *testing.T) {
 	for _, takes := range []int{0, 1, 3, 5} {
 		pushed, woken := make(chan []byte, 10), make(chan struct{}, 10)
 		wait := func() bool {
-			return near.WaitPush(func() { woken <- struct{}{} }, func(p []byte) int {
+			return near.WaitPush(func() { woken <- struct{}{} }, func(run [][]byte) int {
+				p := bytes.Join(run, nil)
 				n := min(takes, len(p))
-				pushed <- bytes.Clone(p[:n])
+				pushed <- p[:n]
 				return n
 			})
 		}
@@ -69,7 +72,7 @@ func TestPush(t *testing.T) {
 	}
 	// The end is for a Read.
 	woken := make(chan struct{}, 10)
-	if near.WaitPush(func() { woken <- struct{}{} }, func([]byte) int { t.Error("pushed at the end"); return 0 }) {
+	if near.WaitPush(func() { woken <- struct{}{} }, func([][]byte) int { t.Error("pushed at the end"); return 0 }) {
 		t.Error("a Read would not wait, before the end")
 	}
 	_ = far.CloseWrite()
@@ -80,6 +83,72 @@ func TestPush(t *testing.T) {
 	}
 	if _, err := near.Read(make([]byte, 1)); err != io.EOF {
 		t.Errorf("got %v, want io.EOF", err)
+	}
+}
+
+// TestRunsKeepTheirOrder: frames that come together are pushed together, and however much of them
+// is taken, all bytes come in order, some by pushes and the others by Reads.
+func TestRunsKeepTheirOrder(t *testing.T) {
+	a, b, stop, err := pipes(t, &Protocol{})()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stop()
+	near, far := a.(*Stream), b.(*Stream)
+	const total = 8 << 20
+	want := make([]byte, total)
+	_, _ = rand.NewChaCha8([32]byte{1}).Read(want)
+	var sending sync.WaitGroup
+	defer sending.Wait()
+	sending.Go(func() {
+		for rest := want; len(rest) > 0; {
+			n := min(len(rest), 1+rand.IntN(60)) // of frames that are not pushed in large numbers
+			if rand.IntN(8) > 0 {
+				n = min(len(rest), 1+rand.IntN(100<<10))
+			}
+			if _, err := far.Write(rest[:n]); err != nil {
+				t.Error(err)
+				break
+			}
+			rest = rest[n:]
+		}
+		_ = far.CloseWrite()
+	})
+
+	_ = near.SetReadDeadline(time.Now().Add(patience))
+	var got []byte // by the reader's goroutine or this one, which waits for the other
+	longest, woken := 0, make(chan struct{}, 1)
+	var push func(run [][]byte) int
+	wake := func() { woken <- struct{}{} }
+	push = func(run [][]byte) int {
+		longest = max(longest, len(run))
+		p := bytes.Join(run, nil)
+		if rand.IntN(4) == 0 {
+			p = p[:rand.IntN(len(p))]
+		}
+		got = append(got, p...)
+		near.WaitPush(wake, push)
+		return len(p)
+	}
+	buf := make([]byte, 10<<10)
+	for {
+		for !near.WaitPush(wake, push) {
+			<-woken
+		}
+		n, err := near.Read(buf)
+		got = append(got, buf[:n]...)
+		if err == io.EOF {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if !bytes.Equal(got, want) {
+		t.Errorf("got %d bytes, want %d as they were sent", len(got), total)
+	}
+	if longest < 2 {
+		t.Errorf("at most %d frames were pushed at once, want some together", longest)
 	}
 }
 
@@ -95,10 +164,11 @@ func TestPushOpensTheWindow(t *testing.T) {
 	pushed := make(chan int, 1)
 	var wait func()
 	wait = func() {
-		near.WaitPush(func() {}, func(p []byte) int {
+		near.WaitPush(func() {}, func(run [][]byte) int {
 			wait()
-			pushed <- len(p)
-			return len(p)
+			n := len(bytes.Join(run, nil))
+			pushed <- n
+			return n
 		})
 	}
 	wait()
@@ -133,7 +203,7 @@ func TestStreamEndsDuringPush(t *testing.T) {
 		}
 		near, far := a.(*Stream), b.(*Stream)
 		pushed := make(chan struct{})
-		near.WaitPush(func() {}, func([]byte) int {
+		near.WaitPush(func() {}, func([][]byte) int {
 			defer close(pushed)
 			if end == nil {
 				panic("in a push")

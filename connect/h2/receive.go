@@ -15,18 +15,51 @@ func (c *conn) keep(s *Stream, p []byte) {
 	c.holding.Set(c.holds)
 }
 
-// pushed has the caller of WaitPush take what it can of p, which comes after all that s has, and
-// returns the rest. The caller holds mu, which is free meanwhile.
-func (c *conn) pushed(s *Stream, p []byte) []byte {
+// maxRun is how many payloads are pushed at once. A full buffer has no more than that in frames of
+// a usual size: smaller ones are collected in the stream's buffer.
+const maxRun = 8
+
+// arrived takes the payload p of a frame of s: it is pushed, together with those before it that
+// were not the last ones, or kept for a Read. The caller holds mu, which may be free meanwhile.
+func (c *conn) arrived(s *Stream, p []byte, last bool) {
+	if c.payloadsOf != s {
+		c.payloads, c.payloadsOf = c.payloads[:0], s
+	}
+	if len(p) > 0 {
+		c.payloads = append(c.payloads, p)
+	}
+	if !last && len(c.payloads) < maxRun {
+		return
+	}
+	if last && len(c.payloads) > 0 && s.in.size == 0 && s.push != nil {
+		c.pushRun(s)
+	}
+	if !s.ended && !s.closed {
+		for _, p := range c.payloads {
+			c.keep(s, p)
+		}
+		if last && s.in.size > 0 {
+			s.canRead()
+		}
+	}
+	c.payloads, c.payloadsOf = c.payloads[:0], nil
+}
+
+// pushRun has the caller of WaitPush take what it can of the run, which comes after all that s
+// has, and leaves the rest in it. The caller holds mu, which is free meanwhile.
+func (c *conn) pushRun(s *Stream) {
 	push := s.push
 	taken := func() int {
 		c.mu.Unlock()
 		defer c.mu.Lock()
-		return push(p)
+		return push(c.payloads)
 	}()
 	s.kept = true
 	c.took(s, taken)
-	return p[taken:]
+	for i, p := range c.payloads {
+		n := min(taken, len(p))
+		c.payloads[i], taken = p[n:], taken-n
+	}
 }
 
 // hand moves unread bytes of s to p. The caller holds mu.

@@ -28,8 +28,8 @@ type Stream struct {
 	// What follows is guarded by c.mu.
 
 	readable sync.Cond
-	waker    func()             // to be called when a Read would not wait, and then no more; may be nil
-	push     func(p []byte) int // takes bytes before waker is called; may be nil
+	waker    func()                 // to be called when a Read would not wait, and then no more; may be nil
+	push     func(run [][]byte) int // takes bytes before waker is called; may be nil
 	in       buffer
 	window   int   // bytes the peer may have on the way or unread here
 	credit   int   // bytes of it that the peer may still send
@@ -155,8 +155,8 @@ func (s *Stream) Held() int {
 // WaitRead implements tunnel.Waiter.
 func (s *Stream) WaitRead(wake func()) (ready bool) { return s.WaitPush(wake, nil) }
 
-// WaitPush implements tunnel.Pusher. The bytes of a lone and short frame are pushed.
-func (s *Stream) WaitPush(wake func(), push func(p []byte) int) (ready bool) {
+// WaitPush implements tunnel.Pusher.
+func (s *Stream) WaitPush(wake func(), push func(run [][]byte) int) (ready bool) {
 	s.c.mu.Lock()
 	defer s.c.mu.Unlock()
 	s.returned()

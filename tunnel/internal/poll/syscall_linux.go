@@ -33,6 +33,26 @@ func Send(fd int32, p []byte) (int, syscall.Errno) {
 	return int(n), errno
 }
 
+// maxVectors is how many slices SendAll sends at most.
+const maxVectors = 8
+
+// SendAll is Send for several slices, in order, that are not empty. It may leave out those behind
+// the first maxVectors.
+func SendAll(fd int32, run [][]byte) (int, syscall.Errno) {
+	if len(run) == 1 {
+		return Send(fd, run[0])
+	}
+	var vectors [maxVectors]syscall.Iovec
+	n := min(len(run), maxVectors)
+	for i, p := range run[:n] {
+		vectors[i].Base = &p[0]
+		vectors[i].SetLen(len(p))
+	}
+	message := syscall.Msghdr{Iov: &vectors[0], Iovlen: uint64(n)}
+	sent, _, errno := syscall.RawSyscall(syscall.SYS_SENDMSG, uintptr(fd), uintptr(unsafe.Pointer(&message)), syscall.MSG_NOSIGNAL)
+	return int(sent), errno
+}
+
 // Splice moves up to most bytes from one descriptor to another, of which one is a
 // pipe.
 func Splice(from, to int32, most int) (int, syscall.Errno) {

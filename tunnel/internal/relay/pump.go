@@ -40,11 +40,11 @@ type pump struct {
 	large       bool        // it has a buffer of full size; of a layer, where a Read may wait in it, only once bytes have filled a small one
 	needsRead   bool        // only a Read says whether there is something: the source is a layer
 
-	waits    bool               // the source or what it stands on is a Waiter
-	wakeFunc func()             // wake, made once for Waiters
-	pushFunc func(b []byte) int // push, made once for a Pusher whose bytes go to a socket; nil for others
-	failed   error              // of a push; its run ends the tunnel
-	poller                      // where the source or what it stands on is waited for, if that is a socket
+	waits    bool                   // the source or what it stands on is a Waiter
+	wakeFunc func()                 // wake, made once for Waiters
+	pushFunc func(run [][]byte) int // push, made once for a Pusher whose bytes go to a socket; nil for others
+	failed   error                  // of a push; its run ends the tunnel
+	poller                          // where the source or what it stands on is waited for, if that is a socket
 }
 
 // The states of a pump. Who moves it from parked to moving runs it.

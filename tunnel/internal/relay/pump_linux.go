@@ -73,22 +73,22 @@ func (p *pump) HandleEvent(*poll.Loop, int, uint32) bool {
 	return true
 }
 
-// initPush has the source push, where bytes go to a socket: to send a few there takes less than
-// to begin a goroutine for them.
+// initPush has the source push, where bytes go to a socket: to send them there takes less than
+// to copy them and to begin a goroutine for them.
 func (p *pump) initPush() {
 	if poll.IsSocket(p.dst) {
 		p.pushFunc = p.push
 	}
 }
 
-// push passes on what the socket takes of b at once, on the goroutine of the source. It takes
+// push passes on what the socket takes of a run at once, on the goroutine of the source. It takes
 // nothing where p is not parked.
-func (p *pump) push(b []byte) (n int) {
+func (p *pump) push(run [][]byte) (n int) {
 	if !p.state.CompareAndSwap(parked, moving) {
 		return 0
 	}
 	err := guard(func() (err error) {
-		n, err = p.sendNow(b)
+		n, err = p.sendNow(run)
 		return err
 	})
 	if p.failed = err; err != nil || !p.park() {
@@ -98,7 +98,7 @@ func (p *pump) push(b []byte) (n int) {
 }
 
 // sendNow is write without waiting: what the socket does not take is left.
-func (p *pump) sendNow(b []byte) (n int, err error) {
+func (p *pump) sendNow(run [][]byte) (n int, err error) {
 	ct := p.ct
 	if p == &ct.pumps[1] {
 		ct.owner.Answered()
@@ -107,7 +107,7 @@ func (p *pump) sendNow(b []byte) (n int, err error) {
 	defer ct.writing.Add(-1)
 	var errno syscall.Errno
 	_ = poll.Control(p.dst, func(fd int32) error { // closed: Read says so, too
-		n, errno = poll.Send(fd, b)
+		n, errno = poll.SendAll(fd, run)
 		return nil
 	})
 	if errno != 0 {

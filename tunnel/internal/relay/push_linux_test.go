@@ -23,7 +23,7 @@ type pushStream struct {
 	in     []byte
 	err    error
 	wake   func()
-	push   func([]byte) int
+	push   func([][]byte) int
 	pushed int // bytes that were taken
 }
 
@@ -48,7 +48,7 @@ func (s *pushStream) Read(p []byte) (int, error) {
 
 func (s *pushStream) WaitRead(wake func()) bool { return s.WaitPush(wake, nil) }
 
-func (s *pushStream) WaitPush(wake func(), push func([]byte) int) bool {
+func (s *pushStream) WaitPush(wake func(), push func([][]byte) int) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if len(s.in) > 0 || s.err != nil {
@@ -64,7 +64,7 @@ func (s *pushStream) send(p []byte, err error) {
 	defer s.mu.Unlock()
 	if push := s.push; push != nil && len(s.in) == 0 && len(p) > 0 {
 		s.mu.Unlock()
-		n := push(p)
+		n := push(split(p))
 		s.mu.Lock()
 		p = p[n:]
 		s.pushed += n
@@ -80,6 +80,15 @@ func (s *pushStream) send(p []byte, err error) {
 			wake()
 		}
 	}
+}
+
+// split returns p in one to three slices, as frames of HTTP/2 have it.
+func split(p []byte) (run [][]byte) {
+	for i := rand.IntN(3); i > 0 && len(p) > 1; i-- {
+		n := 1 + rand.IntN(len(p)-1)
+		run, p = append(run, p[:n]), p[n:]
+	}
+	return append(run, p)
 }
 
 // left returns how many bytes wait, and how many were taken by pushes.

@@ -18,7 +18,7 @@ type (
 		WaitRead(wake func()) (ready bool)
 	}
 	pusher interface {
-		WaitPush(wake func(), push func(p []byte) (taken int)) (ready bool)
+		WaitPush(wake func(), push func(run [][]byte) (taken int)) (ready bool)
 	}
 	holder          interface{ Held() int }
 	layer           interface{ NetConn() net.Conn }
