@@ -152,6 +152,52 @@ func TestRunsKeepTheirOrder(t *testing.T) {
 	}
 }
 
+// TestSmallFramesAreCollected: of many small frames that come together none is pushed, and their
+// bytes come in order.
+func TestSmallFramesAreCollected(t *testing.T) {
+	ln := testnet.Listen(t)
+	var served sync.WaitGroup
+	defer served.Wait()
+	waits := make(chan struct{})
+	served.Go(func() {
+		c, err := ln.Accept()
+		if err != nil {
+			return
+		}
+		defer c.Close()
+		r := newRaw(t, c)
+		_, _ = io.ReadFull(c, make([]byte, len(preface)))
+		_ = r.fr.WriteSettings()
+		f, err := r.next()
+		if err != nil {
+			t.Errorf("the request: %v", err)
+			return
+		}
+		_ = r.fr.WriteHeaders(http2.HeadersFrameParam{StreamID: f.Header().StreamID, BlockFragment: fieldList(":status", "200"), EndHeaders: true})
+		<-waits
+		var all bytes.Buffer
+		for i := range 50 {
+			_ = http2.NewFramer(&all, nil).WriteData(f.Header().StreamID, i == 49, []byte{byte('0' + i)})
+		}
+		_, _ = c.Write(all.Bytes())
+		_, _ = r.next() // until the client ends the connection
+	})
+	s := open(t, newDialer(t, ln.Addr().String()), "svc:1")
+	defer s.Close()
+	woken := make(chan struct{}, 100)
+	s.WaitPush(func() { woken <- struct{}{} }, func(run [][]byte) int {
+		t.Errorf("%d frames were pushed", len(run))
+		return 0
+	})
+	close(waits)
+	<-woken
+	_ = s.SetReadDeadline(time.Now().Add(patience))
+	got, err := io.ReadAll(s)
+	if want := "0123456789:;<=>?@ABCDEFGHIJKLMNOPQRSTUVWXYZ[\\]^_`a"; err != nil || string(got) != want {
+		t.Errorf("got %q and %v, want %q", got, err, want)
+	}
+}
+
 // TestPushOpensTheWindow: bytes that are pushed and taken count as read.
 func TestPushOpensTheWindow(t *testing.T) {
 	a, b, stop, err := pipes(t, &Protocol{})()
