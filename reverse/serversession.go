@@ -314,6 +314,17 @@ func (s *sessionStream) Write(b []byte) (int, error) {
 	return n, err
 }
 
+// WriteFrom implements tunnel.Puller.
+func (s *sessionStream) WriteFrom(b []byte, source func([][]byte) int) (int, error) {
+	n, err := s.Stream.WriteFrom(b, func(run [][]byte) int {
+		n := source(run)
+		s.session.in.Add(int64(n))
+		return n
+	})
+	s.session.in.Add(int64(n))
+	return n, err
+}
+
 // Close implements net.Conn.
 func (s *sessionStream) Close() error {
 	s.left()

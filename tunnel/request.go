@@ -307,6 +307,17 @@ type Pusher interface {
 	WaitPush(wake func(), push func(run [][]byte) (taken int)) (ready bool)
 }
 
+// A Puller is a Stream that takes the bytes of another connection from where they are, where that
+// is faster than a Read and a Write.
+//
+// WriteFrom writes p, and then what source puts into the slices that it is given, until that is less
+// than they have room for. It calls source from another goroutine, under no lock, and not after
+// it has returned; source does not block. It returns how many bytes of p were taken, and is a Write
+// in all else.
+type Puller interface {
+	WriteFrom(p []byte, source func(run [][]byte) int) (n int, err error)
+}
+
 // A Multiplexed connection has no descriptor of its own where IsMultiplexed is
 // true: it is one of many streams on a connection whose descriptor the dialer of
 // that connection has counted.

@@ -319,6 +319,7 @@ func (k *client) tick() {
 		return
 	}
 	c.replenish() // memory may be short no longer
+	c.tell()
 	ping, noteAck := int64(mux.OrDefault(k.d.Ping, DefaultPing)), int64(mux.OrDefault(k.d.Pong, DefaultPong))
 	heard := now - c.lastFrame.Load()
 	switch {

@@ -122,12 +122,14 @@ type conn struct {
 	control bytes.Buffer
 	enc     *hpack.Encoder
 	encoded bytes.Buffer
-	ready   list      // streams that may have something to send
-	starved list      // streams that wait for the connection's window
-	work    sync.Cond // the writer waits here
-	writing bool      // a batch is being written
-	broken  error     // of a batch that no writer has written, for the writer
-	due     int64     // when the deadline of writes was set last, by mux.Clock
+	ready   list            // streams that may have something to send
+	starved list            // streams that wait for the connection's window
+	slots   [maxPull][]byte // of the batch that is being made, for frames of one stream
+	work    sync.Cond       // the writer waits here
+	writing bool            // a batch is being made or written
+	later   bool            // the writer has work, and is told once the reader has no whole frame left
+	broken  error           // of a batch that no writer has written, for the writer
+	due     int64           // when the deadline of writes was set last, by mux.Clock
 
 	resets            []uint32 // ids of streams that we reset last, at most maxResets: the peer may not know yet
 	nreset            int

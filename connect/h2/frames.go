@@ -14,6 +14,11 @@ import (
 
 // frame reads one frame and does what it says. An error ends the connection.
 func (c *conn) frame() error {
+	if !c.hasFrame() {
+		c.mu.Lock()
+		c.tell()
+		c.mu.Unlock()
+	}
 	h, err := c.fr.ReadFrameHeader()
 	if err != nil {
 		return c.readError(err)
@@ -119,6 +124,16 @@ func (c *conn) data(h http2.FrameHeader) error {
 	}
 	_, err = c.br.Discard(body + padding)
 	return unexpectedEOF(err)
+}
+
+// hasFrame reports whether the next frame is buffered as a whole.
+func (c *conn) hasFrame() bool {
+	have := c.br.Buffered() - frameHead
+	if have < 0 {
+		return false
+	}
+	h, _ := c.br.Peek(frameHead)
+	return int(h[0])<<16|int(h[1])<<8|int(h[2]) <= have
 }
 
 // moreOf reports whether the next frame is DATA of the stream id as well and is buffered
@@ -270,7 +285,7 @@ func (c *conn) peerSettings(f *http2.SettingsFrame) error {
 		if s.allowed += c.initial - before; s.allowed > 1<<31-1 {
 			return protocolError(http2.ErrCodeFlowControl, "a window of more than %d bytes", 1<<31-1)
 		}
-		if s.allowed > 0 && len(s.pending) > 0 {
+		if s.allowed > 0 && s.hasMore() {
 			c.enlist(s)
 		}
 	}
@@ -335,8 +350,8 @@ func (c *conn) windowUpdate(id uint32, n int) error {
 		c.reset(s, http2.ErrCodeFlowControl)
 		return c.charge(costReset, "too many stream errors")
 	}
-	if s.allowed > 0 && len(s.pending) > 0 {
-		c.enlist(s)
+	if s.allowed > 0 && s.hasMore() && c.queue(s) {
+		c.later = true
 	}
 	return nil
 }

@@ -23,7 +23,8 @@ const maxRun = 8
 // were not the last ones, or kept for a Read. The caller holds mu, which may be free meanwhile.
 func (c *conn) arrived(s *Stream, p []byte, last bool) {
 	if c.payloadsOf != s {
-		c.payloads, c.payloadsOf = c.payloads[:0], s
+		c.forget()
+		c.payloadsOf = s
 	}
 	if len(p) > 0 {
 		c.payloads = append(c.payloads, p)
@@ -42,6 +43,12 @@ func (c *conn) arrived(s *Stream, p []byte, last bool) {
 			s.canRead()
 		}
 	}
+	c.forget()
+}
+
+// forget drops the payloads.
+func (c *conn) forget() {
+	clear(c.payloads)
 	c.payloads, c.payloadsOf = c.payloads[:0], nil
 }
 
@@ -62,7 +69,7 @@ func (c *conn) pushRun(s *Stream) {
 	}
 }
 
-// hand moves unread bytes of s to p. The caller holds mu.
+// hand moves unread bytes of s to p. The caller holds mu and has the writer told.
 func (c *conn) hand(s *Stream, p []byte) int {
 	c.holds -= s.in.held
 	n := s.in.read(p)
@@ -84,7 +91,7 @@ func (c *conn) discard(s *Stream) {
 // replenish reopens the connection's window by the bytes that have arrived, read or
 // not: a stream that nobody reads must not hold up the others, and its own window
 // bounds it. While memory is scarce, unread bytes do not reopen it. The caller
-// holds mu.
+// holds mu and has the writer told.
 func (c *conn) replenish() {
 	give := c.unacked
 	if c.unread > 0 && c.holding.MemoryShort() {
@@ -96,7 +103,7 @@ func (c *conn) replenish() {
 	c.unacked -= give
 	c.credit += give
 	_ = c.fw.WriteWindowUpdate(0, uint32(give))
-	c.work.Signal()
+	c.later = true
 }
 
 // overfull resets s if memory is scarce, s is not read and its client has more than
@@ -110,7 +117,7 @@ func (c *conn) overfull(s *Stream) bool {
 	return true
 }
 
-// took notes that n bytes of s were read. The caller holds mu.
+// took notes that n bytes of s were read. The caller holds mu and has the writer told.
 func (c *conn) took(s *Stream, n int) {
 	if s.ended {
 		return
@@ -155,5 +162,5 @@ func (c *conn) took(s *Stream, n int) {
 	}
 	s.credit += more
 	_ = c.fw.WriteWindowUpdate(s.id, uint32(more))
-	c.work.Signal()
+	c.later = true
 }

@@ -347,6 +347,7 @@ func (s *server) tick() {
 		return
 	}
 	c.replenish() // memory may be short no longer
+	c.tell()
 	heard := time.Duration(now - c.lastFrame.Load())
 	next := pongTimeout / 3
 	switch {

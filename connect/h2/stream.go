@@ -41,10 +41,12 @@ type Stream struct {
 	readErr  error // what follows the last byte of in
 
 	writable sync.Cond
-	allowed  int    // bytes that the peer takes; negative after it shrank the window
-	pending  []byte // bytes of the current Write that were not sent
-	writeErr error  // the error of all later Writes
-	first    []byte // client: sent along with the request; the next Writes begin with it
+	allowed  int                    // bytes that the peer takes; negative after it shrank the window
+	pending  []byte                 // bytes of the current Write that were not sent
+	source   func(run [][]byte) int // reads what follows them, for a WriteFrom; nil for a Write and where there is nothing
+	pulling  bool                   // it is being called
+	writeErr error                  // the error of all later Writes
+	first    []byte                 // client: sent along with the request; the next Writes begin with it
 
 	// Side by side, so that they take little: there are many streams.
 	ended    bool   // the peer has sent its end, or a reset
@@ -74,6 +76,7 @@ var (
 	_ tunnel.AbortDetector = (*Stream)(nil)
 	_ tunnel.Aborter       = (*Stream)(nil)
 	_ tunnel.Pusher        = (*Stream)(nil)
+	_ tunnel.Puller        = (*Stream)(nil)
 	_ tunnel.Holder        = (*Stream)(nil)
 	_ tunnel.Multiplexed   = (*Stream)(nil)
 )
@@ -121,6 +124,7 @@ func (s *Stream) Read(p []byte) (int, error) {
 			return 0, nil
 		case s.in.size > 0:
 			n := s.c.hand(s, p)
+			s.c.tell()
 			s.kept = s.kept || s.in.size <= s.window/4
 			s.lent = n
 			return n, nil
@@ -138,6 +142,7 @@ func (s *Stream) returned() {
 	if n := s.lent; n > 0 && !s.closed {
 		s.lent = 0
 		s.c.took(s, n)
+		s.c.tell()
 	}
 }
 
@@ -200,7 +205,15 @@ func (s *Stream) rest(p []byte) ([]byte, error) {
 
 // Write implements net.Conn. It returns when the last byte has been taken by
 // the connection, which is when the peer's windows had room for it.
-func (s *Stream) Write(p []byte) (int, error) {
+func (s *Stream) Write(p []byte) (int, error) { return s.send(p, nil) }
+
+// WriteFrom implements tunnel.Puller.
+func (s *Stream) WriteFrom(p []byte, source func(run [][]byte) int) (int, error) {
+	return s.send(p, source)
+}
+
+// send is Write, and WriteFrom where there is a source.
+func (s *Stream) send(p []byte, source func(run [][]byte) int) (int, error) {
 	s.c.mu.Lock()
 	defer s.c.mu.Unlock()
 	for s.writing && s.writeError() == nil {
@@ -214,27 +227,31 @@ func (s *Stream) Write(p []byte) (int, error) {
 	switch {
 	case err != nil:
 		return 0, err
-	case len(p) == 0:
+	case len(p) == 0 && source == nil:
 		return size, nil
 	}
-	s.writing, s.pending = true, p
+	s.writing, s.pending, s.source = true, p, source
 	if s.c.queue(s) && !s.c.writeNow(s) {
 		s.c.work.Signal()
 	}
-	for len(s.pending) > 0 {
-		if err = s.writeError(); err != nil {
+	for s.hasMore() || s.pulling {
+		if err = s.writeError(); err != nil && !s.pulling {
 			break
 		}
 		s.writable.Wait()
 	}
 	n := size - len(s.pending)
-	s.writing, s.pending = false, nil
+	s.writing, s.pending, s.source = false, nil, nil
 	if s.finish {
 		s.c.enlist(s) // an end that waited for a Write which gave up
 	}
 	s.writable.Broadcast() // to the next Write
 	return n, err
 }
+
+// hasMore reports whether the current Write has bytes that were not sent, or may have.
+// The caller holds c.mu.
+func (s *Stream) hasMore() bool { return len(s.pending) > 0 || s.source != nil }
 
 func (s *Stream) writeError() error {
 	switch {
@@ -292,7 +309,7 @@ func (s *Stream) Close() error {
 	if s.closed {
 		return net.ErrClosed
 	}
-	cut := len(s.pending) > 0 || s.in.size > 0
+	cut := s.hasMore() || s.in.size > 0
 	s.shut()
 	switch {
 	case s.finished:

@@ -56,7 +56,7 @@ func (c *conn) queue(s *Stream) bool {
 	switch {
 	case c.err != nil:
 		return false
-	case s.starving && len(s.pending) == 0:
+	case s.starving && !s.hasMore():
 		c.feed() // its Write has timed out, and an end needs no window
 	case s.listed:
 		return false
@@ -64,6 +64,14 @@ func (c *conn) queue(s *Stream) bool {
 		c.ready.push(s)
 	}
 	return true
+}
+
+// tell wakes the writer if something waits for that. The caller holds mu.
+func (c *conn) tell() {
+	if c.later {
+		c.later = false
+		c.work.Signal()
+	}
 }
 
 // feed queues the streams that waited for the connection's window. The caller holds
@@ -108,7 +116,7 @@ func (c *conn) write() {
 // short: to wake the writer and to be woken by it takes longer. It is false where the writer is
 // to write it. The caller holds mu.
 func (c *conn) writeNow(s *Stream) bool {
-	if c.hasRoom == nil || c.writing || c.err != nil || c.broken != nil || c.ready.first != s || s.next != nil ||
+	if c.hasRoom == nil || c.writing || c.err != nil || c.broken != nil || c.ready.first != s || s.next != nil || s.source != nil ||
 		c.control.Len()+len(s.pending) > maxShort-frameHead || !c.hasRoom() {
 		return false
 	}
@@ -123,6 +131,8 @@ func (c *conn) writeNow(s *Stream) bool {
 
 // batch makes the next batch in b and writes it. The caller holds mu, which is free meanwhile.
 func (c *conn) batch(b []byte) error {
+	c.writing = true
+	defer func() { c.writing = false }()
 	if b = c.fill(b); len(b) == 0 {
 		return nil
 	}
@@ -130,11 +140,9 @@ func (c *conn) batch(b []byte) error {
 		c.due = now
 		_ = c.nc.SetWriteDeadline(time.Now().Add(writeTimeout))
 	}
-	c.writing = true
 	c.mu.Unlock()
 	err := c.put(b)
 	c.mu.Lock()
-	c.writing = false
 	return err
 }
 
@@ -170,7 +178,7 @@ func (c *conn) put(b []byte) (err error) {
 	return err
 }
 
-// fill makes the next batch. The caller holds mu.
+// fill makes the next batch. The caller holds mu, which is free while a source is read.
 func (c *conn) fill(b []byte) []byte {
 	n := min(c.control.Len(), cap(b))
 	b = append(b, c.control.Next(n)...)
@@ -186,48 +194,123 @@ func (c *conn) fill(b []byte) []byte {
 	return b
 }
 
+// maxPull is how many frames of a source are read at once: a read of 64 KiB takes less than four of 16.
+const maxPull = 4
+
 const frameHead = 9 // bytes, RFC 9113 section 4.1
 
-// turn appends one frame of s, which goes to the end of its list where there
-// is more. The caller holds mu.
+// turn appends one frame of s, or up to maxPull of its source, and s goes to the end of its list
+// where there is more. The caller holds mu, which is free while the source is read.
 func (c *conn) turn(s *Stream, b []byte) []byte {
 	if s.finished {
 		return b
 	}
-	// The stream's window may be negative, RFC 9113 section 6.9.2.
-	n := max(0, min(len(s.pending), s.allowed, c.allowed, c.peerMaxFrame, maxSend, cap(b)-len(b)-frameHead))
-	if len(s.pending) > 0 && n == 0 {
+	size, frames := max(0, min(s.allowed, c.allowed)), maxPull // its window may be negative, RFC 9113 section 6.9.2
+	if s.source == nil {
+		size, frames = min(size, len(s.pending)), 1
+	}
+	most := min(c.peerMaxFrame, maxSend)
+	slots := c.slotsOf(b, min(size, frames*most), most)
+	if len(slots) == 0 && s.hasMore() {
 		if s.allowed > 0 { // it is the connection that has no room
 			c.starved.push(s)
 			s.starving = true
 		}
 		return b // a WINDOW_UPDATE lists it again
 	}
-	end := s.finish && n == len(s.pending)
-	if n == 0 && !end {
-		return b
-	}
-	var flags http2.Flags
-	if end {
-		flags = http2.FlagDataEndStream
-	}
-	b = appendHead(b, n, http2.FrameData, flags, s.id)
-	b = append(b, s.pending[:n]...)
-	s.pending = s.pending[n:]
-	s.allowed -= n
-	c.allowed -= n
-	c.meter.sent()
+	n := c.load(s, slots)
+	clear(c.slots[:])
+	end := s.finish && !s.hasMore()
 	switch {
+	case s.finished: // while the source was read
 	case end:
+		b = c.addFrames(b, s.id, n, most, http2.FlagDataEndStream)
 		c.sentEnd(s)
-	case len(s.pending) > 0:
-		c.ready.push(s)
+	default:
+		b = c.addFrames(b, s.id, n, most, 0)
+		if s.hasMore() && !s.listed {
+			c.ready.push(s)
+		}
 	}
-	if len(s.pending) == 0 && s.writing {
+	if !s.hasMore() && s.writing {
 		if s.begins {
 			s.writing, s.begins = false, false
 		}
 		s.writable.Broadcast()
+	}
+	return b
+}
+
+// slotsOf returns where size bytes go in frames of at most most bytes that are appended to b, or
+// as many as there is room for.
+func (c *conn) slotsOf(b []byte, size, most int) [][]byte {
+	slots := c.slots[:0]
+	for at := len(b) + frameHead; size > 0 && at < cap(b); at += frameHead {
+		n := min(size, most, cap(b)-at)
+		slots = append(slots, b[at:at+n])
+		at += n
+		size -= n
+	}
+	return slots
+}
+
+// load puts bytes of s into slots, and returns how many, which its windows are charged. The caller
+// holds mu, which is free while the source is read.
+func (c *conn) load(s *Stream, slots [][]byte) (n int) {
+	room := 0
+	for _, p := range slots {
+		room += len(p)
+	}
+	s.allowed -= room
+	c.allowed -= room
+	for len(slots) > 0 && len(s.pending) > 0 {
+		m := copy(slots[0], s.pending)
+		s.pending = s.pending[m:]
+		n += m
+		if slots[0] = slots[0][m:]; len(slots[0]) == 0 {
+			slots = slots[1:]
+		}
+	}
+	if len(slots) > 0 {
+		n += c.pull(s, slots, room-n)
+	}
+	s.allowed += room - n
+	c.allowed += room - n
+	return n
+}
+
+// pull has the source of s fill slots, which have room bytes, and returns how many it has. The
+// caller holds mu, which is free meanwhile.
+func (c *conn) pull(s *Stream, slots [][]byte, room int) (n int) {
+	source, returned := s.source, false
+	s.pulling = true
+	c.mu.Unlock()
+	defer func() {
+		c.mu.Lock()
+		s.pulling = false
+		switch {
+		case s.writeError() != nil: // send has waited to return it
+			s.writable.Broadcast()
+		case returned && n < room:
+			s.source = nil
+		}
+	}()
+	n = source(slots)
+	returned = true
+	return n
+}
+
+// addFrames has n bytes that are in the slots of b become frames of the stream id. The caller
+// holds mu.
+func (c *conn) addFrames(b []byte, id uint32, n, most int, last http2.Flags) []byte {
+	for n > 0 || last != 0 {
+		size, flags := min(n, most), http2.Flags(0)
+		if n -= size; n == 0 {
+			flags, last = last, 0
+		}
+		b = appendHead(b, size, http2.FrameData, flags, id)
+		b = b[:len(b)+size]
+		c.meter.sent()
 	}
 	return b
 }

@@ -27,14 +27,32 @@ func Read(fd int32, p []byte) (int, syscall.Errno) {
 	return int(n), errno
 }
 
+// maxVectors is how many slices are read or sent at once, at most.
+const maxVectors = 8
+
+// vectorsOf returns at most maxVectors slices as the kernel has them. They are not empty.
+func vectorsOf(run [][]byte) (vectors [maxVectors]syscall.Iovec, n int) {
+	n = min(len(run), maxVectors)
+	for i, p := range run[:n] {
+		vectors[i].Base = &p[0]
+		vectors[i].SetLen(len(p))
+	}
+	return vectors, n
+}
+
+// ReadAll is Read into several slices, one after the other. It may leave out those behind the first
+// maxVectors.
+func ReadAll(fd int32, run [][]byte) (int, syscall.Errno) {
+	vectors, n := vectorsOf(run)
+	read, _, errno := syscall.RawSyscall(syscall.SYS_READV, uintptr(fd), uintptr(unsafe.Pointer(&vectors[0])), uintptr(n))
+	return int(read), errno
+}
+
 // Send writes without raising SIGPIPE.
 func Send(fd int32, p []byte) (int, syscall.Errno) {
 	n, _, errno := syscall.RawSyscall6(syscall.SYS_SENDTO, uintptr(fd), uintptr(unsafe.Pointer(&p[0])), uintptr(len(p)), syscall.MSG_NOSIGNAL, 0, 0)
 	return int(n), errno
 }
-
-// maxVectors is how many slices SendAll sends at most.
-const maxVectors = 8
 
 // SendAll is Send for several slices, in order, that are not empty. It may leave out those behind
 // the first maxVectors.
@@ -42,12 +60,7 @@ func SendAll(fd int32, run [][]byte) (int, syscall.Errno) {
 	if len(run) == 1 {
 		return Send(fd, run[0])
 	}
-	var vectors [maxVectors]syscall.Iovec
-	n := min(len(run), maxVectors)
-	for i, p := range run[:n] {
-		vectors[i].Base = &p[0]
-		vectors[i].SetLen(len(p))
-	}
+	vectors, n := vectorsOf(run)
 	message := syscall.Msghdr{Iov: &vectors[0], Iovlen: uint64(n)}
 	sent, _, errno := syscall.RawSyscall(syscall.SYS_SENDMSG, uintptr(fd), uintptr(unsafe.Pointer(&message)), syscall.MSG_NOSIGNAL)
 	return int(sent), errno

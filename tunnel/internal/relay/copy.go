@@ -156,25 +156,17 @@ func (p *pump) passEnd(err error) {
 // kept in memory for as long as that takes: where the other side does not read,
 // until the tunnel's end.
 func (p *pump) write(b []byte, held int) error {
+	return p.give(held, func() (int, error) { return p.dst.Write(b) })
+}
+
+// give has write give bytes to the other side, with what is counted while it lasts, whatever
+// becomes of it.
+func (p *pump) give(held int, write func() (int, error)) error {
 	ct := p.ct
 	ct.moved.Store(clock())
 	if p == &ct.pumps[1] {
 		ct.owner.Answered()
 	}
-	w, err := p.give(b, held)
-	now := clock()
-	ct.moved.Store(now)
-	p.moved.Store(now)
-	p.n.Add(int64(w))
-	if err != nil {
-		return &lostError{err}
-	}
-	return nil
-}
-
-// give is the Write, with what is counted while it lasts, whatever becomes of it.
-func (p *pump) give(b []byte, held int) (w int, err error) {
-	ct := p.ct
 	ct.writing.Add(1)
 	p.budget.AddBuffered(held)
 	p.kept.Store(int64(held))
@@ -187,9 +179,16 @@ func (p *pump) give(b []byte, held int) (w int, err error) {
 		}
 		ct.writing.Add(-1)
 	}()
-	w, err = p.dst.Write(b)
+	w, err := write()
 	lost = err != nil
-	return w, err
+	now := clock()
+	ct.moved.Store(now)
+	p.moved.Store(now)
+	p.n.Add(int64(w))
+	if err != nil {
+		return &lostError{err}
+	}
+	return nil
 }
 
 // awaitWrites gives a write that has failed the time to say so, and reports

@@ -124,19 +124,49 @@ func (p *pump) sendNow(run [][]byte) (n int, err error) {
 	return n, nil
 }
 
+// pullFrom is write for the first bytes of many: the other side takes what follows from the socket
+// by itself. It ends once there is nothing more to read now.
+func (p *pump) pullFrom(first []byte, into puller) error {
+	var lost error
+	source := func(run [][]byte) (n int) {
+		var errno syscall.Errno
+		err := poll.Control(p.src, func(fd int32) error {
+			n, errno = poll.ReadAll(fd, run)
+			return nil
+		})
+		switch {
+		case err != nil || errno == syscall.EAGAIN || errno == syscall.EINTR || n == 0:
+			return 0 // closed, or the end: the next read says so, too
+		case errno != 0:
+			lost = errno // which the kernel says once
+			return 0
+		}
+		now := clock()
+		p.ct.moved.Store(now)
+		p.moved.Store(now)
+		p.n.Add(int64(n))
+		return n
+	}
+	if err := p.give(len(first), func() (int, error) { return into.WriteFrom(first, source) }); err != nil {
+		return err
+	}
+	return lost
+}
+
 // copySocket reads into a buffer that it has only while there are bytes.
 func (p *pump) copySocket() error {
 	raw, err := poll.RawConn(p.src)
 	if err != nil {
 		return err
 	}
+	into, pulls := p.dst.(puller)
 	var (
 		buf   *copyBuffer
 		n     int
 		errno syscall.Errno
 	)
 	try := func(fd uintptr) bool {
-		buf = newBuffer(p.budget, true)
+		buf = newBuffer(p.budget, !pulls)
 		for {
 			if n, errno = poll.Read(int32(fd), *buf); errno != syscall.EINTR {
 				break
@@ -156,7 +186,11 @@ func (p *pump) copySocket() error {
 			}
 			continue
 		case errno == 0 && n > 0:
-			err = p.write((*buf)[:n], len(*buf))
+			if pulls && n == len(*buf) {
+				err = p.pullFrom(*buf, into)
+			} else {
+				err = p.write((*buf)[:n], len(*buf))
+			}
 			buf.free()
 			if err != nil {
 				return err

@@ -103,8 +103,8 @@ func (s *pushStream) CloseWrite() error             { return nil }
 func (s *pushStream) Close() error                  { s.send(nil, net.ErrClosed); return nil }
 func (*pushStream) SetReadDeadline(time.Time) error { return nil }
 
-// carryPush carries between a socket, whose other end it returns, and a pushStream.
-func carryPush(t *testing.T) (near *net.TCPConn, s *pushStream, ended chan End) {
+// carrySocket carries between a socket, whose other end it returns, and a stream.
+func carrySocket(t *testing.T, s net.Conn, ended chan End) *net.TCPConn {
 	t.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -123,9 +123,15 @@ func carryPush(t *testing.T) (near *net.TCPConn, s *pushStream, ended chan End) 
 	loops := &Loops{Budget: noBudget{}}
 	r := &Relay{Loops: loops}
 	t.Cleanup(func() { r.Close(); loops.Stop() })
-	s, ended = newPushStream(), make(chan End, 1)
 	r.Carry(&Tunnel{Client: far, Server: s, Owner: ownerFunc(func(e End) { ended <- e })})
-	return c.(*net.TCPConn), s, ended
+	return c.(*net.TCPConn)
+}
+
+// carryPush carries between a socket, whose other end it returns, and a pushStream.
+func carryPush(t *testing.T) (near *net.TCPConn, s *pushStream, ended chan End) {
+	t.Helper()
+	s, ended = newPushStream(), make(chan End, 1)
+	return carrySocket(t, s, ended), s, ended
 }
 
 // TestPushedBytesKeepTheirOrder: bytes go to the socket by pushes and by Reads, as it has room,

@@ -20,6 +20,9 @@ type (
 	pusher interface {
 		WaitPush(wake func(), push func(run [][]byte) (taken int)) (ready bool)
 	}
+	puller interface {
+		WriteFrom(p []byte, source func(run [][]byte) int) (n int, err error)
+	}
 	holder          interface{ Held() int }
 	layer           interface{ NetConn() net.Conn }
 	keepAliveSetter interface {
