@@ -15,9 +15,7 @@ import (
 // frame reads one frame and does what it says. An error ends the connection.
 func (c *conn) frame() error {
 	if !c.hasFrame() {
-		c.mu.Lock()
-		c.tell()
-		c.mu.Unlock()
+		c.tellNow()
 	}
 	h, err := c.fr.ReadFrameHeader()
 	if err != nil {
@@ -124,6 +122,16 @@ func (c *conn) data(h http2.FrameHeader) error {
 	}
 	_, err = c.br.Discard(body + padding)
 	return unexpectedEOF(err)
+}
+
+// tellNow has what waits for the reader written, by the writer where it takes long.
+func (c *conn) tellNow() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.later && c.writeNow(nil) {
+		c.later = false
+	}
+	c.tell()
 }
 
 // hasFrame reports whether the next frame is buffered as a whole.

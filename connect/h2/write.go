@@ -113,11 +113,18 @@ func (c *conn) write() {
 }
 
 // writeNow writes what is due on the goroutine of a Write of s, if that is the only one and is
-// short: to wake the writer and to be woken by it takes longer. It is false where the writer is
-// to write it. The caller holds mu.
+// short, or on the reader's where s is nil and no stream has anything to send: to wake the writer
+// and to be woken by it takes longer. It is false where the writer is to write it. The caller holds
+// mu, which is free meanwhile.
 func (c *conn) writeNow(s *Stream) bool {
-	if c.hasRoom == nil || c.writing || c.err != nil || c.broken != nil || c.ready.first != s || s.next != nil || s.source != nil ||
-		c.control.Len()+len(s.pending) > maxShort-frameHead || !c.hasRoom() {
+	size := c.control.Len()
+	if s != nil {
+		if s.next != nil || s.source != nil {
+			return false
+		}
+		size += len(s.pending) + frameHead
+	}
+	if c.hasRoom == nil || c.writing || c.err != nil || c.broken != nil || c.ready.first != s || size > maxShort || !c.hasRoom() {
 		return false
 	}
 	buf := shorts.Get().(*[maxShort]byte)
