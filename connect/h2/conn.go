@@ -30,7 +30,9 @@ import (
 // minMovedToGrow: until then, the kernel may have taken it all for a service that
 // does not read. It stops at what is read in four times the round trip, or leastPath
 // where that is longer: more would wait in the socket of a receiver that is slower
-// than the path, and the other streams behind it.
+// than the path, and the other streams behind it. From amplyShort on it is half of
+// that: a reader that was held up takes what has come at once. The round trip is measured
+// again each time a window has grown, before one grows further.
 const (
 	connWindow     = 16 << 20
 	streamWindow   = 64 << 10
@@ -39,7 +41,9 @@ const (
 	maxGrowth      = 16 << 20
 	shortPath      = time.Millisecond
 	leastPath      = 250 * time.Microsecond
+	amplyShort     = 256 << 10
 	minMovedToGrow = 4 << 20
+	maxProbes      = 32 // PINGs of a connection that measure the round trip while windows grow
 
 	// minScarceHold is how many unread bytes a stream may have however scarce memory is.
 	minScarceHold = 2 << 10
@@ -136,6 +140,7 @@ type conn struct {
 	rtt               time.Duration // the shortest seen, 0 before
 	pinged            int64         // when the PING or SETTINGS that has no answer yet was sent; 0 for none
 	pings             uint64        // sent
+	probes            int           // of them, while windows grew
 	awaitsSettingsAck bool          // our SETTINGS have not been acknowledged
 
 	written chan struct{} // closed when the writer is done

@@ -159,7 +159,7 @@ func TestWindowsOfAConnectionGrowTogether(t *testing.T) {
 	for id := uint32(1); id < 200; id += 2 {
 		s := c.newStream(id)
 		for range 20 {
-			s.kept, s.credit = true, 0
+			s.kept, s.credit, c.pinged = true, 0, 0
 			c.took(s, s.window)
 		}
 		sum += s.window - streamWindow

@@ -142,14 +142,22 @@ func (c *conn) took(s *Stream, n int) {
 		if rtt == 0 {
 			rtt = unknownRTT
 		}
-		grows := s.kept && now-s.began <= int64(2*max(rtt, leastPath)) && (rtt >= shortPath || s.moved >= minMovedToGrow) &&
-			s.window < maxWindow && c.grown+s.window <= maxGrowth && !c.holding.MemoryShort()
+		most := 2 * max(rtt, leastPath)
+		if rtt < shortPath && s.window >= amplyShort {
+			most = max(rtt, leastPath/2)
+		}
+		grows := s.kept && now-s.began <= int64(most) && (rtt >= shortPath || s.moved >= minMovedToGrow) &&
+			s.window < maxWindow && c.grown+s.window <= maxGrowth && !c.holding.MemoryShort() && c.pinged == 0
 		s.taken, s.kept, s.began = 0, false, now
 		switch {
 		case grows:
 			c.grown += s.window
 			more += s.window
 			s.window *= 2
+			if c.probes < maxProbes { // what was measured when the connection began may be too long
+				c.probes++
+				c.sendPing()
+			}
 		case rtt < shortPath && s.window == streamWindow && s.moved <= streamWindow && more >= streamWindow-restWindow: // the first update
 			c.grown -= streamWindow - restWindow
 			more -= streamWindow - restWindow

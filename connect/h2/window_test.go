@@ -219,7 +219,7 @@ func TestLongStreamOverAShortPath(t *testing.T) {
 	c.rtt = shortPath / 10
 	s := c.newStream(1)
 	for s.moved < 2*minMovedToGrow {
-		s.kept, s.began, s.credit = true, mux.Clock(), 0
+		s.kept, s.began, s.credit, c.pinged = true, mux.Clock(), 0, 0
 		c.took(s, s.window)
 	}
 	if s.window < 2*streamWindow || c.grown != s.window-streamWindow {
@@ -227,11 +227,43 @@ func TestLongStreamOverAShortPath(t *testing.T) {
 	}
 	before := s.window
 	for range 10 { // more would only wait at the receiver
-		s.kept, s.began, s.credit = true, mux.Clock()-int64(2*leastPath)-1, 0
+		s.kept, s.began, s.credit, c.pinged = true, mux.Clock()-int64(2*leastPath)-1, 0, 0
 		c.took(s, s.window)
 	}
 	if s.window != before {
 		t.Errorf("a window of %d bytes, of which half is read in %v, has grown from %d", s.window, 2*leastPath, before)
+	}
+}
+
+// TestRoundTripIsMeasuredAgain: a window that has grown does not grow further before its PING was
+// answered, which is sent for some of the growth of a connection.
+func TestRoundTripIsMeasuredAgain(t *testing.T) {
+	c := newConn(nil, &client{d: &Dialer{}}, true)
+	c.rtt = time.Hour // as it was when the connection began
+	grow := func(s *Stream) bool {
+		before := s.window
+		s.kept, s.credit = true, 0
+		c.took(s, s.window)
+		return s.window > before
+	}
+	s := c.newStream(1)
+	if !grow(s) || c.pinged == 0 {
+		t.Fatalf("a window of %d bytes, pinged %v; want it to have grown, and a PING", s.window, c.pinged != 0)
+	}
+	if grow(s) {
+		t.Error("the window grows before the PING is answered")
+	}
+	c.noteAck()
+	if c.rtt >= time.Hour {
+		t.Errorf("the round trip is still %v", c.rtt)
+	}
+	c.rtt = time.Hour
+	for id := uint32(3); id < 200; id += 2 {
+		c.pinged = 0
+		grow(c.newStream(id))
+	}
+	if c.pings != maxProbes {
+		t.Errorf("%d PINGs were sent, want %d", c.pings, maxProbes)
 	}
 }
 
