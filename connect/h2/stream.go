@@ -35,7 +35,7 @@ type Stream struct {
 	credit   int   // bytes of it that the peer may still send
 	unacked  int   // bytes read here that the peer was not told of
 	taken    int   // bytes read here since began
-	lent     int   // bytes of the last Read: while its reader does not come for more, it has them still
+	lent     int   // bytes of the last Reads: while nobody comes for more, their readers have them still
 	moved    int64 // bytes read here in all
 	began    int64 // when taken was 0 last, by mux.Clock
 	readErr  error // what follows the last byte of in
@@ -126,7 +126,7 @@ func (s *Stream) Read(p []byte) (int, error) {
 			n := s.c.hand(s, p)
 			s.c.tell()
 			s.kept = s.kept || s.in.size <= s.window/4
-			s.lent = n
+			s.lent += n
 			return n, nil
 		case s.readErr != nil:
 			return 0, s.readErr

@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -265,6 +266,44 @@ func TestRoundTripIsMeasuredAgain(t *testing.T) {
 	if c.pings != maxProbes {
 		t.Errorf("%d PINGs were sent, want %d", c.pings, maxProbes)
 	}
+}
+
+// TestReadsAtOnceOpenTheWindow: the bytes of Reads that wait at the same time all open the window
+// again.
+func TestReadsAtOnceOpenTheWindow(t *testing.T) {
+	a, b, stop, err := pipes(t, &Protocol{})()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stop()
+	near, far := a.(*Stream), b.(*Stream)
+	_ = near.SetReadDeadline(time.Now().Add(patience))
+	_ = far.SetWriteDeadline(time.Now().Add(patience))
+	var reading sync.WaitGroup
+	defer reading.Wait()
+	const total = 16 * streamWindow
+	var got atomic.Int64
+	for range 8 {
+		reading.Go(func() {
+			buf := make([]byte, streamWindow/16)
+			for got.Load() < total {
+				n, err := near.Read(buf)
+				if got.Add(int64(n)); err != nil {
+					if err != io.EOF {
+						t.Errorf("after %d bytes: %v", got.Load(), err)
+					}
+					return
+				}
+			}
+		})
+	}
+	for range total / (streamWindow / 4) {
+		if _, err := far.Write(make([]byte, streamWindow/4)); err != nil {
+			t.Errorf("with %d bytes read: %v", got.Load(), err)
+			break
+		}
+	}
+	_ = far.CloseWrite()
 }
 
 // TestWindowShrinksOnce: over a short path a stream that reads its first window in
