@@ -113,7 +113,11 @@ var noLimits = tunnel.Limits{ConnectionRatePerClient: -1, MaxConnectionsPerClien
 // wants asks at a port.
 func (e *edge) wants(kind *frontKind, port uint16, want, why string) {
 	e.t.Helper()
-	if got := kind.ask(e, port); got != want {
+	got := kind.ask(e, port)
+	for late := time.Now().Add(soon); want == "h" && got == "cut" && time.Now().Before(late); {
+		got = kind.ask(e, port) // the answer to a datagram may come late
+	}
+	if got != want {
 		e.t.Errorf("%s: the client hears %s, want %s", why, got, want)
 	}
 }
