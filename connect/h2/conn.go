@@ -30,9 +30,9 @@ import (
 // minMovedToGrow: until then, the kernel may have taken it all for a service that
 // does not read. It stops at what is read in four times the round trip, or leastPath
 // where that is longer: more would wait in the socket of a receiver that is slower
-// than the path, and the other streams behind it. From amplyShort on it is half of
-// that: a reader that was held up takes what has come at once. The round trip is measured
-// again each time a window has grown, before one grows further.
+// than the path, and the other streams behind it. From amplyShort on it stops at two
+// round trips, or leastPath: a reader that was held up takes what has come at once. The
+// round trip is measured again each time a window has grown, before one grows further.
 const (
 	connWindow     = 16 << 20
 	streamWindow   = 64 << 10

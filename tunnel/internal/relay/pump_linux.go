@@ -129,28 +129,36 @@ func (p *pump) sendNow(run [][]byte) (n int, err error) {
 func (p *pump) pullFrom(first []byte, into puller) error {
 	var lost error
 	source := func(run [][]byte) (n int) {
-		var errno syscall.Errno
-		err := poll.Control(p.src, func(fd int32) error {
-			n, errno = poll.ReadAll(fd, run)
-			return nil
+		lost = guard(func() (err error) { // on a goroutine of all the other side's streams
+			n, err = p.readNow(run)
+			return err
 		})
-		switch {
-		case err != nil || errno == syscall.EAGAIN || errno == syscall.EINTR || n == 0:
-			return 0 // closed, or the end: the next read says so, too
-		case errno != 0:
-			lost = errno // which the kernel says once
-			return 0
-		}
-		now := clock()
-		p.ct.moved.Store(now)
-		p.moved.Store(now)
-		p.n.Add(int64(n))
 		return n
 	}
 	if err := p.give(len(first), func() (int, error) { return into.WriteFrom(first, source) }); err != nil {
 		return err
 	}
 	return lost
+}
+
+// readNow reads what has come: nothing where nothing has, and where the next read says why.
+func (p *pump) readNow(run [][]byte) (n int, err error) {
+	var errno syscall.Errno
+	closed := poll.Control(p.src, func(fd int32) error {
+		n, errno = poll.ReadAll(fd, run)
+		return nil
+	})
+	switch {
+	case closed != nil || errno == syscall.EAGAIN || errno == syscall.EINTR || errno == 0 && n == 0:
+		return 0, nil
+	case errno != 0:
+		return 0, errno // which the kernel says once
+	}
+	now := clock()
+	p.ct.moved.Store(now)
+	p.moved.Store(now)
+	p.n.Add(int64(n))
+	return n, nil
 }
 
 // copySocket reads into a buffer that it has only while there are bytes.
