@@ -441,28 +441,8 @@ func TestFloodOfNamesBySSH(t *testing.T) {
 	if ok, err := forward(alice, "cam.edge.example", 443); !ok || err != nil {
 		t.Fatalf("the name of alice: %t, %v", ok, err)
 	}
-	var served atomic.Int64
-	stop := make(chan struct{})
-	serving.Go(func() {
-		for {
-			select {
-			case <-stop:
-				return
-			case <-time.After(5 * time.Millisecond):
-			}
-			c, err := g.dial(1)
-			if err == nil {
-				err = bySNI.enter(c, "cam.edge.example")
-				_ = c.Close()
-			}
-			if err != nil {
-				t.Errorf("the service of alice, after %d requests: %v", served.Load(), err)
-				return
-			}
-			served.Add(1)
-		}
-	})
-	defer close(stop)
+	served, stop := g.keepAsking(t, "cam.edge.example", 1)
+	defer stop()
 	testnet.Eventually(t, patience, func() bool { return served.Load() > 0 || t.Failed() }, "the service of alice is reached")
 
 	// Names that others have, that no policy gives it, and that nobody may have.

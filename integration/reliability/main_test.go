@@ -15,8 +15,10 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
+	"time"
 
 	"culvert.dev/internal/testnet"
 )
@@ -211,4 +213,32 @@ func startBackend(t *testing.T, role string) *backend {
 	}
 	b.addr = strings.TrimSpace(line)
 	return b
+}
+
+// keepAsking has a client, the given one, ask for a service by its name again and again until stop
+// is called, and counts the requests that were served. One that fails is an error of the test.
+func (g *gateway) keepAsking(t *testing.T, name string, client int) (served *atomic.Int64, stop func()) {
+	served = new(atomic.Int64)
+	ctx, cancel := context.WithCancel(t.Context())
+	var asking sync.WaitGroup
+	asking.Go(func() {
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-time.After(5 * time.Millisecond):
+			}
+			c, err := g.dial(client)
+			if err == nil {
+				err = bySNI.enter(c, name)
+				_ = c.Close()
+			}
+			if err != nil {
+				t.Errorf("a client of %s, after %d requests: %v", name, served.Load(), err)
+				return
+			}
+			served.Add(1)
+		}
+	})
+	return served, func() { cancel(); asking.Wait() }
 }

@@ -256,29 +256,7 @@ func TestPeersThatLie(t *testing.T) {
 	}
 
 	// Another client asks for a service of the gateway's own all the while.
-	var served atomic.Int64
-	stop, asked := context.WithCancel(t.Context())
-	var asking sync.WaitGroup
-	asking.Go(func() {
-		for {
-			select {
-			case <-stop.Done():
-				return
-			case <-time.After(5 * time.Millisecond):
-			}
-			c, err := g.dial(2)
-			if err == nil {
-				err = bySNI.enter(c, "own.test")
-				_ = c.Close()
-			}
-			if err != nil {
-				t.Errorf("another client, after %d requests: %v", served.Load(), err)
-				return
-			}
-			served.Add(1)
-		}
-	})
-	defer asking.Wait()
+	served, asked := g.keepAsking(t, "own.test", 2)
 	defer asked()
 
 	one := func(fields string) []string {
@@ -398,7 +376,6 @@ func TestPeersThatLie(t *testing.T) {
 	s.send(`{"version":1,"kind":"change","generation":6,"services":[{"key":"c","name":"c","names":["c.west.example"]}]}`)
 	testnet.Eventually(t, patience, func() bool { return p.reaches("c.west.example") == nil }, "a service that is added is reached")
 	asked()
-	asking.Wait()
 	t.Logf("another client was served %d times", served.Load())
 
 	g.restart(nil)
