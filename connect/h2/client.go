@@ -322,11 +322,12 @@ func (k *client) tick() {
 	c.tell()
 	ping, noteAck := int64(mux.OrDefault(k.d.Ping, DefaultPing)), int64(mux.OrDefault(k.d.Pong, DefaultPong))
 	heard := now - c.lastFrame.Load()
+	due := ping - int64(k.tickEvery())
 	switch {
-	case c.pinged != 0 && now-c.pinged >= noteAck && heard >= noteAck:
+	case c.pinged != 0 && now-c.pinged >= noteAck && heard >= due+noteAck: // one that measures may be sent before it is due
 		c.failLocked(errDead)
 		return
-	case heard >= ping-int64(k.tickEvery()):
+	case heard >= due:
 		c.sendPing()
 	}
 	if len(c.streams) == 0 && now-k.idleSince >= int64(mux.OrDefault(k.d.Idle, DefaultIdle)) {
