@@ -301,8 +301,8 @@ func TestBadNetwork(t *testing.T) {
 		fate(nil)
 	})
 	t.Run("large packets are lost without a word", func(t *testing.T) {
-		for _, ns := range []*netns.NS{s.west, s.east} { // or the kernel's TCP never finds out
-			if out, err := ns.Command(t.Context(), "sysctl", "-qw", "net.ipv4.tcp_mtu_probing=1").CombinedOutput(); err != nil {
+		for _, ns := range []*netns.NS{s.west, s.east} { // or the kernel's TCP never finds out, or late
+			if out, err := ns.Command(t.Context(), "sysctl", "-qw", "net.ipv4.tcp_mtu_probing=1", "net.ipv4.tcp_retries1=1").CombinedOutput(); err != nil {
 				t.Fatalf("sysctl: %v: %s", err, out)
 			}
 		}
