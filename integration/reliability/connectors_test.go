@@ -374,26 +374,19 @@ func TestThousandsOfConnectors(t *testing.T) {
 	if err != nil || reasons["denied"] != 500 || reasons[""] != 500 || reasons["overload"] != 100 {
 		t.Errorf("of 500 names of others and 600 more: %v, %v; want 500 denied, 500 registered and 100 above the limit of a session", reasons, err)
 	}
-	held, refusal := []net.Conn{conn}, error(nil)
-	for refusal == nil && len(held) <= 2*mostOfOwner {
-		if conn, _, refusal = register("m0.edge.example"); refusal == nil {
-			held = append(held, conn)
-		}
-	}
-	if len(held) != mostOfOwner || tunnel.ReasonOf(refusal) != tunnel.Overload {
-		t.Errorf("one owner has %d sessions, and then: %v; want %d, overload", len(held), refusal, mostOfOwner)
-	}
+	_ = conn.Close()
+	held := startConnectors(t, g, "m", mostOfOwner, func(string) *tls.Config { return mallory.TLS })
 	for range 500 { // that are refused as long as it asks
-		if conn, _, err := register("m0.edge.example"); err == nil {
-			t.Error("a session above the limit is accepted")
-			_ = conn.Close()
+		conn, _, err := register("m0.edge.example")
+		if tunnel.ReasonOf(err) != tunnel.Overload {
+			t.Errorf("a session more than %d of one owner: %v, want overload", mostOfOwner, err)
 		}
-	}
-	for _, conn := range held {
 		if conn != nil {
 			_ = conn.Close()
+			break
 		}
 	}
+	held.await(t, g, "while more are refused")
 	close(stop)
 	<-stopped
 	if lost := int64(n) - c.count.Load(); lost != 0 {
