@@ -28,11 +28,12 @@ import (
 // Over a path shorter than shortPath the window is restWindow from the first
 // update on, which is 32 MB/s at least. It grows only for a stream that has moved
 // minMovedToGrow: until then, the kernel may have taken it all for a service that
-// does not read. It stops at what is read in four times the round trip, or leastPath
-// where that is longer: more would wait in the socket of a receiver that is slower
-// than the path, and the other streams behind it. From amplyShort on it stops at two
-// round trips, or leastPath: a reader that was held up takes what has come at once. The
-// round trip is measured again each time a window has grown, before one grows further.
+// does not read. Then it grows to busyWindow, however long that takes: many streams
+// that share the path are each slow, and small windows would wake both sides for each
+// few KiB. It grows beyond for a stream that reads half of it within one round trip, and
+// no further than fastest needs over this path: the rest would wait in the socket of a
+// receiver that is slower than the path, and the other streams behind it. The round trip
+// is measured again each time a window has grown, before one grows further.
 const (
 	connWindow     = 16 << 20
 	streamWindow   = 64 << 10
@@ -40,9 +41,9 @@ const (
 	maxWindow      = 16 << 20
 	maxGrowth      = 16 << 20
 	shortPath      = time.Millisecond
-	leastPath      = 250 * time.Microsecond
-	amplyShort     = 256 << 10
-	minMovedToGrow = 4 << 20
+	busyWindow     = 256 << 10
+	fastest        = 5e9 / 8 // bytes per second of a stream
+	minMovedToGrow = 512 << 10
 	maxProbes      = 32 // PINGs of a connection that measure the round trip while windows grow
 
 	// minScarceHold is how many unread bytes a stream may have however scarce memory is.

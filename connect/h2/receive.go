@@ -1,6 +1,8 @@
 package h2
 
 import (
+	"time"
+
 	"golang.org/x/net/http2"
 
 	"culvert.dev/connect/internal/mux"
@@ -142,12 +144,15 @@ func (c *conn) took(s *Stream, n int) {
 		if rtt == 0 {
 			rtt = unknownRTT
 		}
-		most := 2 * max(rtt, leastPath)
-		if rtt < shortPath && s.window >= amplyShort {
-			most = max(rtt, leastPath/2)
+		took := time.Duration(now - s.began)
+		fast := took <= 2*rtt
+		switch {
+		case rtt < shortPath && s.window < busyWindow:
+			fast = s.moved >= minMovedToGrow
+		case rtt < shortPath:
+			fast = took <= rtt && float64(s.window) <= fastest*rtt.Seconds()
 		}
-		grows := s.kept && now-s.began <= int64(most) && (rtt >= shortPath || s.moved >= minMovedToGrow) &&
-			s.window < maxWindow && c.grown+s.window <= maxGrowth && !c.holding.MemoryShort() && c.pinged == 0
+		grows := s.kept && fast && s.window < maxWindow && c.grown+s.window <= maxGrowth && !c.holding.MemoryShort() && c.pinged == 0
 		s.taken, s.kept, s.began = 0, false, now
 		switch {
 		case grows:

@@ -213,26 +213,45 @@ func TestStuckReaderHoldsLittle(t *testing.T) {
 	}
 }
 
-// TestLongStreamOverAShortPath: the window of a stream that goes on for long grows
-// over a short path as well.
+// TestLongStreamOverAShortPath: over a short path the window of a stream grows once it has moved
+// more than a kernel takes for a service that does not read: to busyWindow however slow it is, as
+// many streams may share the path, and beyond as far as a path of some length needs it.
 func TestLongStreamOverAShortPath(t *testing.T) {
 	c := newConn(nil, &client{d: &Dialer{}}, true)
 	c.rtt = shortPath / 10
 	s := c.newStream(1)
-	for s.moved < 2*minMovedToGrow {
-		s.kept, s.began, s.credit, c.pinged = true, mux.Clock(), 0, 0
+	reads := func(within time.Duration) {
+		s.kept, s.began, s.credit, c.pinged = true, mux.Clock()-int64(within), 0, 0
 		c.took(s, s.window)
 	}
-	if s.window < 2*streamWindow || c.grown != s.window-streamWindow {
-		t.Errorf("a window of %d bytes after %d, noted are %d, want it to have grown", s.window, s.moved, c.grown)
+	for s.moved < minMovedToGrow-streamWindow {
+		reads(0)
 	}
-	before := s.window
-	for range 10 { // more would only wait at the receiver
-		s.kept, s.began, s.credit, c.pinged = true, mux.Clock()-int64(2*leastPath)-1, 0, 0
-		c.took(s, s.window)
+	if s.window > streamWindow {
+		t.Errorf("a window of %d bytes after %d, want it to grow after %d", s.window, s.moved, minMovedToGrow)
 	}
-	if s.window != before {
-		t.Errorf("a window of %d bytes, of which half is read in %v, has grown from %d", s.window, 2*leastPath, before)
+	for range 100 {
+		reads(time.Second)
+	}
+	if s.window != busyWindow || c.grown != s.window-streamWindow {
+		t.Errorf("a window of %d bytes after %d, noted are %d, want %d", s.window, s.moved, c.grown, busyWindow)
+	}
+	reads(0)
+	if s.window != busyWindow {
+		t.Errorf("over a path of %v a window of %d bytes has grown to %d: more would only wait at the receiver", c.rtt, busyWindow, s.window)
+	}
+	c.rtt = shortPath * 9 / 10
+	for range 10 {
+		reads(c.rtt + 1)
+	}
+	if s.window != busyWindow {
+		t.Errorf("a window of %d bytes, of which half is read in more than a round trip, has grown to %d", busyWindow, s.window)
+	}
+	for range 10 {
+		reads(0)
+	}
+	if s.window != 4*busyWindow || c.grown != s.window-streamWindow {
+		t.Errorf("over a path of %v a window of %d bytes, noted are %d, want %d, as 5 Gbit/s have 562 KB under way", c.rtt, s.window, c.grown, 4*busyWindow)
 	}
 }
 

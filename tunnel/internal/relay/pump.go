@@ -7,6 +7,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"culvert.dev/tunnel/internal/poll"
 )
 
 const (
@@ -17,6 +19,10 @@ const (
 	// probeTimeout is how long the first Read after a pause may take to find bytes
 	// in what has arrived.
 	probeTimeout = 10 * time.Millisecond
+
+	// maxUnsent is how many bytes the kernel may take for the peer of a Pusher that
+	// does not read, beside what that has room for.
+	maxUnsent = 128 << 10
 )
 
 // A pump is one direction of a copyTunnel. What it costs depends on its source:
@@ -66,8 +72,13 @@ func (p *pump) init(ct *copyTunnel, src, dst net.Conn) {
 		p.needsRead = p.waits || p.pollable()
 	}
 	p.large = p.waits && !p.needsRead
-	if _, ok := src.(pusher); ok && !p.needsRead {
-		p.initPush()
+	if _, ok := src.(pusher); ok {
+		// What the kernel takes opens the stream's window again: without a limit, megabytes
+		// for a service that reads nothing.
+		poll.LimitUnsent(BaseConn(dst), maxUnsent)
+		if !p.needsRead {
+			p.initPush()
+		}
 	}
 }
 

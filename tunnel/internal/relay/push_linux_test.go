@@ -173,6 +173,35 @@ func TestPushedBytesKeepTheirOrder(t *testing.T) {
 	}
 }
 
+// TestMutePeerOfAPusher: the kernel takes little for a peer that reads nothing. It takes all once
+// that reads.
+func TestMutePeerOfAPusher(t *testing.T) {
+	const total, most = 8 << 20, 512 << 10
+	near, s, ended := carryPush(t)
+	_ = near.SetReadBuffer(16 << 10)
+	for range total / most {
+		s.send(make([]byte, most), nil)
+	}
+	was, left := -1, total
+	for deadline := time.Now().Add(pushPatience); left != was || left == total; { // until nothing happens
+		if time.Now().After(deadline) {
+			t.Fatalf("%d of %d bytes are left, and some are still taken", left, total)
+		}
+		<-time.After(50 * time.Millisecond)
+		was = left
+		left, _ = s.left()
+	}
+	if taken := total - was; taken > most {
+		t.Errorf("%d bytes are taken for a peer that reads nothing, want %d at most", taken, most)
+	}
+	s.send(nil, io.EOF)
+	if n, err := io.Copy(io.Discard, near); n != total || err != nil {
+		t.Errorf("the peer reads %d bytes and %v, want %d", n, err, total)
+	}
+	_ = near.Close()
+	<-ended
+}
+
 // TestPushToALostSocket: a socket whose peer has aborted ends the tunnel with a reset,
 // although a push is the first to hear of it.
 func TestPushToALostSocket(t *testing.T) {
