@@ -378,7 +378,7 @@ func (t *Table) Refusal(name tunnel.Name, from string) error {
 	}
 	m, ok := t.matchName(name)
 	if !ok {
-		return tunnel.Refusef(tunnel.NoRoute, "registry: no service is named %q; %s registered", name, count(len(t.services)))
+		return tunnel.Refusef(tunnel.NoRoute, "registry: no service is named %q; the routing table has %s", name, count(len(t.services)))
 	}
 	e := &t.services[m.claims[0].service]
 	if !e.Exposed {

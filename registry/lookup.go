@@ -89,7 +89,7 @@ func (t *Table) findName(req *tunnel.Request) (match, *tunnel.Error) {
 	if len(t.catchAll) > 0 {
 		return t.pick(nameMatch{claims: t.catchAll}, req)
 	}
-	return match{}, tunnel.Refusef(tunnel.NoRoute, "registry: no service is named %q; %s registered", req.Name, count(len(t.services)))
+	return match{}, tunnel.Refusef(tunnel.NoRoute, "registry: no service is named %q; the routing table has %s", req.Name, count(len(t.services)))
 }
 
 // readHello reports whether a request was made of a ClientHello.
@@ -210,9 +210,9 @@ func (t *Table) describeNetwork(network int32) string {
 
 func count(n int) string {
 	if n == 1 {
-		return "1 service is"
+		return "1 service"
 	}
-	return fmt.Sprintf("%d services are", n)
+	return fmt.Sprintf("%d services", n)
 }
 
 // failures are the lookups that went wrong.

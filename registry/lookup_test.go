@@ -41,7 +41,7 @@ func TestPortRule(t *testing.T) {
 		{"mix.test", 0, 9999, "mix.test 9999"},
 		{"a.wild.test", 80, 443, "*.wild.test 80"},
 		{"a.b.c.wild.test", 80, 443, "*.wild.test 80"},
-		{"wild.test", 80, 443, "no-route no service is named \"wild.test\"; 8 services are registered"},
+		{"wild.test", 80, 443, "no-route no service is named \"wild.test\"; the routing table has 8 services"},
 		{"exact.wild.test", 5432, 443, "exact.wild.test:5432 5432"},
 		{"exact.wild.test", 80, 443, "no-route has no port 80, it has 5432"}, // and not *.wild.test
 		{"a.deep.wild.test", 22, 443, "*.deep.wild.test:22 22"},
@@ -231,8 +231,8 @@ func TestRefusals(t *testing.T) {
 		want string
 	}{
 		{nil, byName("a.test", 443, 443), "no table is loaded yet"},
-		{table(t), byName("a.test", 443, 443), "0 services are registered"},
-		{table(t, service(t, "b.test")), byName("a.test", 443, 443), `no service is named "a.test"; 1 service is registered`},
+		{table(t), byName("a.test", 443, 443), "the routing table has 0 services"},
+		{table(t, service(t, "b.test")), byName("a.test", 443, 443), `no service is named "a.test"; the routing table has 1 service`},
 		{table(t, service(t, "b.test")), &tunnel.Request{}, "names no destination"},
 	} {
 		_, err := tt.tab.findVisible(tt.req)
