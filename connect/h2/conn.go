@@ -26,7 +26,7 @@ import (
 // the sender, as long as all streams together have grown by no more than maxGrowth.
 //
 // Over a path shorter than shortPath the window is restWindow from the first
-// update on, which is 32 MB/s at least. It grows only for a stream that has moved
+// update on, which is 40 MB/s at least. It grows only for a stream that has moved
 // minMovedToGrow: until then, the kernel may have taken it all for a service that
 // does not read. Then it grows to busyWindow, however long that takes: many streams
 // that share the path are each slow, and small windows would wake both sides for each
@@ -37,11 +37,11 @@ import (
 const (
 	connWindow     = 16 << 20
 	streamWindow   = 64 << 10
-	restWindow     = 32 << 10
+	restWindow     = 40 << 10
 	maxWindow      = 16 << 20
 	maxGrowth      = 16 << 20
 	shortPath      = time.Millisecond
-	busyWindow     = 256 << 10
+	busyWindow     = 320 << 10
 	fastest        = 5e9 / 8 // bytes per second of a stream
 	minMovedToGrow = 512 << 10
 	maxProbes      = 32 // PINGs of a connection that measure the round trip while windows grow

@@ -250,8 +250,8 @@ func TestLongStreamOverAShortPath(t *testing.T) {
 	for range 10 {
 		reads(0)
 	}
-	if s.window != 4*busyWindow || c.grown != s.window-streamWindow {
-		t.Errorf("over a path of %v a window of %d bytes, noted are %d, want %d, as 5 Gbit/s have 562 KB under way", c.rtt, s.window, c.grown, 4*busyWindow)
+	if s.window != 2*busyWindow || c.grown != s.window-streamWindow {
+		t.Errorf("over a path of %v a window of %d bytes, noted are %d, want %d, as 5 Gbit/s have 562 KB under way", c.rtt, s.window, c.grown, 2*busyWindow)
 	}
 }
 
