@@ -320,11 +320,11 @@ func (k *client) tick() {
 	}
 	c.replenish() // memory may be short no longer
 	c.tell()
-	ping, noteAck := int64(mux.OrDefault(k.d.Ping, DefaultPing)), int64(mux.OrDefault(k.d.Pong, DefaultPong))
+	ping, pong := int64(mux.OrDefault(k.d.Ping, DefaultPing)), int64(mux.OrDefault(k.d.Pong, DefaultPong))
 	heard := now - c.lastFrame.Load()
 	due := ping - int64(k.tickEvery())
 	switch {
-	case c.pinged != 0 && now-c.pinged >= noteAck && heard >= due+noteAck: // one that measures may be sent before it is due
+	case c.pinged != 0 && now-c.pinged >= pong && heard >= due+pong: // one that measures may be sent before it is due
 		c.failLocked(errDead)
 		return
 	case heard >= due:

@@ -145,10 +145,10 @@ func (c *conn) took(s *Stream, n int) {
 			rtt = unknownRTT
 		}
 		took := time.Duration(now - s.began)
-		fast := took <= 2*rtt
+		fast, growth := took <= 2*rtt, s.window
 		switch {
 		case rtt < shortPath && s.window < busyWindow:
-			fast = s.moved >= minMovedToGrow
+			fast, growth = s.moved >= minMovedToGrow, min(growth, busyWindow-s.window)
 		case rtt < shortPath:
 			fast = took <= rtt && float64(s.window) <= fastest*rtt.Seconds()
 		}
@@ -156,9 +156,9 @@ func (c *conn) took(s *Stream, n int) {
 		s.taken, s.kept, s.began = 0, false, now
 		switch {
 		case grows:
-			c.grown += s.window
-			more += s.window
-			s.window *= 2
+			c.grown += growth
+			more += growth
+			s.window += growth
 			if c.probes < maxProbes { // what was measured when the connection began may be too long
 				c.probes++
 				c.sendPing()

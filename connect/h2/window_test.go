@@ -236,6 +236,16 @@ func TestLongStreamOverAShortPath(t *testing.T) {
 	if s.window != busyWindow || c.grown != s.window-streamWindow {
 		t.Errorf("a window of %d bytes after %d, noted are %d, want %d", s.window, s.moved, c.grown, busyWindow)
 	}
+	other := c.newStream(3) // whose window did not become smaller: the path was longer then
+	other.moved, other.kept = minMovedToGrow, true
+	for range 10 {
+		other.kept, other.credit, c.pinged = true, 0, 0
+		c.took(other, other.window)
+	}
+	if other.window != busyWindow || c.grown != 2*(busyWindow-streamWindow) {
+		t.Errorf("windows of %d bytes and %d, noted are %d, want %d of both", s.window, other.window, c.grown, busyWindow)
+	}
+	c.grown = busyWindow - streamWindow
 	reads(0)
 	if s.window != busyWindow {
 		t.Errorf("over a path of %v a window of %d bytes has grown to %d: more would only wait at the receiver", c.rtt, busyWindow, s.window)
