@@ -352,6 +352,8 @@ func TestThousandsOfConnectors(t *testing.T) {
 		return conn, reasons, nil
 	}
 	stop, stopped := make(chan struct{}), make(chan struct{})
+	stopAsking := sync.OnceFunc(func() { close(stop); <-stopped })
+	t.Cleanup(stopAsking)
 	go func() {
 		defer close(stopped)
 		for {
@@ -374,7 +376,9 @@ func TestThousandsOfConnectors(t *testing.T) {
 	if err != nil || reasons["denied"] != 500 || reasons[""] != 500 || reasons["overload"] != 100 {
 		t.Errorf("of 500 names of others and 600 more: %v, %v; want 500 denied, 500 registered and 100 above the limit of a session", reasons, err)
 	}
-	_ = conn.Close()
+	if conn != nil {
+		_ = conn.Close()
+	}
 	held := startConnectors(t, g, "m", mostOfOwner, func(string) *tls.Config { return mallory.TLS })
 	for range 500 { // that are refused as long as it asks
 		conn, _, err := register("m0.edge.example")
@@ -387,8 +391,7 @@ func TestThousandsOfConnectors(t *testing.T) {
 		}
 	}
 	held.await(t, g, "while more are refused")
-	close(stop)
-	<-stopped
+	stopAsking()
 	if lost := int64(n) - c.count.Load(); lost != 0 {
 		t.Errorf("%d of %d connectors have lost their session beside the flood", lost, n)
 	}
