@@ -19,13 +19,16 @@ const (
 	DefaultLifetime = 2 * time.Hour // that RFC 6887 section 15 and RFC 6886 section 3.3 recommend
 
 	pollInterval   = 30 * time.Second // between two questions whether all is as it was
-	searchTimeout  = 2 * time.Second  // for a router to say which protocols it speaks
+	searchTimeout  = 2 * time.Second  // for a router to say which protocols it speaks, at first
+	maxSearchTime  = 8 * time.Second  // for one that has not answered so far
 	mapTimeout     = 8 * time.Second  // for one mapping: two requests of PCP
 	stunTimeout    = 2 * time.Second
 	verifyTimeout  = 10 * time.Second
+	minReverify    = 5 * time.Second  // after a verification that failed; doubled each time
 	verifyInterval = 10 * time.Minute // between two verifications of a mapping that is verified
 	releaseTimeout = 2 * time.Second  // for all deletions, at the end
 	minRenew       = 4 * time.Second  // RFC 6887 section 11.2.1
+	minRetry       = 2 * time.Second  // after a question without an answer; doubled each time
 	maxRetry       = 10 * time.Minute
 	maxSearch      = time.Minute     // between two searches for a router that speaks any protocol
 	announceDelay  = 5 * time.Second // at most: RFC 6887 section 14.1.3
@@ -332,9 +335,10 @@ func (m *Manager) use(route Route) {
 }
 
 // search finds out which protocols the router speaks. All are asked at once, as silence is an
-// answer, too.
+// answer, too. A router that is slow, or that starts when this host does, gets more time in each
+// search.
 func (m *Manager) search(ctx context.Context, s *Settings) {
-	ctx, cancel := context.WithTimeoutCause(ctx, searchTimeout, errors.New("no answer in time"))
+	ctx, cancel := context.WithTimeoutCause(ctx, min(max(m.retry, searchTimeout), maxSearchTime), errors.New("no answer in time"))
 	defer cancel()
 	found := make([]Client, len(Protocols))
 	var wg sync.WaitGroup
@@ -362,7 +366,7 @@ func (m *Manager) search(ctx context.Context, s *Settings) {
 	m.clients = slices.DeleteFunc(found, func(c Client) bool { return c == nil })
 	m.silent = map[Client]int{}
 	if len(m.clients) == 0 {
-		m.retry = min(max(2*m.retry, pollInterval), maxSearch)
+		m.retry = min(max(2*m.retry, minRetry), maxSearch)
 		m.searchAt = m.clock().Add(m.retry)
 		return
 	}
@@ -380,9 +384,15 @@ func (m *Manager) recovered() {
 // next returns after how long there is more to do.
 func (m *Manager) next() time.Duration {
 	now, wait := m.clock(), pollInterval
+	if len(m.clients) == 0 {
+		wait = min(wait, m.searchAt.Sub(now))
+	}
 	for _, p := range m.mappings {
 		if len(m.clients) > 0 {
 			wait = min(wait, p.due.Sub(now))
+		}
+		if m.Verify != nil && m.public(p).IsValid() {
+			wait = min(wait, p.verifyAt.Sub(now))
 		}
 	}
 	return max(wait, time.Second)

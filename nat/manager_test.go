@@ -220,6 +220,46 @@ func TestManagerFaults(t *testing.T) {
 	}
 }
 
+// After a power cut the router starts later than this host: its port is mapped some seconds after
+// it answers, not at the next question half a minute later.
+func TestManagerStartsBeforeTheRouter(t *testing.T) {
+	for _, late := range []time.Duration{3 * time.Second, 8 * time.Second, 12 * time.Second, 40 * time.Second} {
+		bubble(t, func(t *testing.T) {
+			r := newRouter(t)
+			r.pcp, r.pmp = false, false
+			s := startSite(t, r, tcpSettings(), nil)
+			s.after(late)
+			r.do(func() { r.pmp = true })
+			// A pause is as long as all before it.
+			if got, status := s.after(late + 2*maxSearchTime); got.State != Verified {
+				t.Errorf("the router answered after %v, and %v later there is %+v", late, late+2*maxSearchTime, status)
+			}
+		})
+	}
+}
+
+// A gateway outside that is there a little later verifies the port a little later, too.
+func TestManagerIsVerifiedSoon(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		var reachable atomic.Bool
+		s := startSite(t, newRouter(t), tcpSettings(), func(m *Manager) {
+			m.Verify = func(context.Context, Port, netip.AddrPort) error {
+				if !reachable.Load() {
+					return errors.New("connection refused")
+				}
+				return nil
+			}
+		})
+		if got, _ := s.after(4 * time.Second); got.State != Mapped {
+			t.Errorf("got %+v, want it mapped", got)
+		}
+		reachable.Store(true)
+		if got, _ := s.after(2 * minReverify); got.State != Verified {
+			t.Errorf("got %+v, want it verified", got)
+		}
+	})
+}
+
 // A gateway that comes back after a crash gets its mapping again from a router of PCP, as it
 // has the same nonce.
 func TestManagerAfterACrash(t *testing.T) {

@@ -122,7 +122,11 @@ func (m *Manager) keep(ctx context.Context, p *mapping, s *Settings) {
 		failed = append(failed, err)
 	}
 	p.err = errors.Join(failed...)
-	p.retry = min(max(2*p.retry, pollInterval), maxRetry)
+	first := minRetry
+	if _, refused := errors.AsType[*Refusal](p.err); refused {
+		first = pollInterval
+	}
+	p.retry = min(max(2*p.retry, first), maxRetry)
 	if p.client != nil && !p.expires.IsZero() { // at half of what is left, and again
 		p.retry = min(p.retry, max(p.expires.Sub(now)/2, minRenew))
 	}

@@ -91,7 +91,11 @@ func (m *Manager) verify(ctx context.Context) (asked bool) {
 			continue
 		}
 		p.unverified++
-		p.verifyAt = m.clock().Add(min(pollInterval<<min(p.unverified-1, 5), verifyInterval))
+		first := minReverify
+		if p.verified {
+			first = pollInterval // a short outage at the other site does not take the address back
+		}
+		p.verifyAt = m.clock().Add(min(first<<min(p.unverified-1, 10), verifyInterval))
 		m.Log.Warn("mapped port not verified from outside; trying again", "listener", p.Name, "external", public, "error", err, "retry_in", p.verifyAt.Sub(m.clock()))
 		if p.unverified >= maxUnverified {
 			p.verified = false
