@@ -47,11 +47,6 @@ const (
 	BadCertificate Cause = "certificate"
 )
 
-// Causes lists every Cause.
-func Causes() []Cause {
-	return []Cause{Accepted, TooLarge, Malformed, Encrypted, BadAlgorithm, UnknownIssuer, BadSigner, Expired, NotYet, BadAudience, NoKeys, UnknownKey, BadSignature, BadClaims, BadCertificate}
-}
-
 // A Refusal is the error for a token that is not accepted. It wraps
 // connect.ErrCredentials and quotes no more of the token than a claim.
 type Refusal struct {

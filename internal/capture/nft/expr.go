@@ -192,23 +192,12 @@ func Return() Rule { return verdict(unix.NFT_RETURN) }
 // Accept is Return for the whole hook.
 func Accept() Rule { return verdict(1) } // NF_ACCEPT
 
-// Drop discards the packet.
-func Drop() Rule { return verdict(0) } // NF_DROP
-
 func verdict(code int32) Rule {
 	return Rule{expr("immediate", func(m *message) {
 		m.putUint32(unix.NFTA_IMMEDIATE_DREG, unix.NFT_REG_VERDICT)
 		m.nest(unix.NFTA_IMMEDIATE_DATA, func(m *message) {
 			m.nest(unix.NFTA_DATA_VERDICT, func(m *message) { m.putUint32(unix.NFTA_VERDICT_CODE, uint32(code)) })
 		})
-	})}
-}
-
-// RejectReset answers TCP with a reset: "reject with tcp reset".
-func RejectReset() Rule {
-	return Rule{expr("reject", func(m *message) {
-		m.putUint32(unix.NFTA_REJECT_TYPE, unix.NFT_REJECT_TCP_RST)
-		m.put(unix.NFTA_REJECT_ICMP_CODE, []byte{0})
 	})}
 }
 
