@@ -197,7 +197,7 @@ func (t template) expand(claims map[string]json.RawMessage) (string, *Refusal) {
 	case !utf8.ValidString(id) || strings.ContainsFunc(id, unicode.IsControl):
 		return "", refuse(BadClaims, "the id has characters that none may have")
 	case slices.ContainsFunc(reserved, func(r string) bool { return strings.HasPrefix(lower, r) }):
-		return "", refuse(BadClaims, "the id %q is one that a certificate gives, and no token", clip(id))
+		return "", refuse(BadClaims, "the id %q is one that a certificate gives, and no token", tunnel.Clip(id))
 	}
 	return id, nil
 }
@@ -241,14 +241,14 @@ func (i *issuer) asSigner(t *token) (*token, *Refusal) {
 		return t, nil
 	}
 	if t.header.Signer != i.Signer {
-		return nil, refuse(BadSigner, "the signer is %q, want %q", clip(t.header.Signer), i.Signer)
+		return nil, refuse(BadSigner, "the signer is %q, want %q", tunnel.Clip(t.header.Signer), i.Signer)
 	}
 	if t.header.Alg != "ES256" {
 		return nil, refuse(BadAlgorithm, "the algorithm is %s, and a load balancer of AWS signs by ES256", t.header.Alg)
 	}
 	out := *t
 	if t.header.Iss != "" && t.header.Iss != i.URL {
-		return nil, refuse(UnknownIssuer, "the issuer in the header is %q, want %q", clip(t.header.Iss), i.URL)
+		return nil, refuse(UnknownIssuer, "the issuer in the header is %q, want %q", tunnel.Clip(t.header.Iss), i.URL)
 	}
 	if t.header.Exp != nil {
 		var exp time.Time
@@ -273,7 +273,7 @@ func (i *issuer) checkAudience(t *token) *Refusal {
 	case len(t.audiences) == 0:
 		return refuse(BadAudience, "the token does not say for whom it is")
 	case !slices.ContainsFunc(t.audiences, func(a string) bool { return slices.Contains(i.Audiences, a) }):
-		return refuse(BadAudience, "the token is for %q, want one of %q", clip(strings.Join(t.audiences, ", ")), i.Audiences)
+		return refuse(BadAudience, "the token is for %q, want one of %q", tunnel.Clip(strings.Join(t.audiences, ", ")), i.Audiences)
 	}
 	return nil
 }
@@ -286,7 +286,7 @@ func (i *issuer) checkSignature(ctx context.Context, t *token) (*keySet, error) 
 			fitting, r := set.fitting(i.called, &t.header)
 			if r == nil {
 				if !slices.ContainsFunc(fitting, t.signedBy) {
-					return nil, refuse(BadSignature, "the signature is not that of the key %q of %s", clip(t.header.Kid), i.called)
+					return nil, refuse(BadSignature, "the signature is not that of the key %q of %s", tunnel.Clip(t.header.Kid), i.called)
 				}
 				return set, nil
 			}

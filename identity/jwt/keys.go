@@ -15,6 +15,7 @@ import (
 	"github.com/go-jose/go-jose/v4"
 
 	"culvert.dev/identity"
+	"culvert.dev/tunnel"
 )
 
 // Limits of a key set.
@@ -148,9 +149,9 @@ func (s *keySet) fitting(issuer string, h *header) ([]key, *Refusal) {
 	case len(all) > 0:
 		return all, nil
 	case named && h.Kid != "":
-		return nil, refuse(BadAlgorithm, "the algorithm %s is not that of the key %q of %s", h.Alg, clip(h.Kid), issuer)
+		return nil, refuse(BadAlgorithm, "the algorithm %s is not that of the key %q of %s", h.Alg, tunnel.Clip(h.Kid), issuer)
 	case h.Kid == "":
 		return nil, refuse(UnknownKey, "no key of %s is for the algorithm %s", issuer, h.Alg)
 	}
-	return nil, refuse(UnknownKey, "%s has no key %q", issuer, clip(h.Kid))
+	return nil, refuse(UnknownKey, "%s has no key %q", issuer, tunnel.Clip(h.Kid))
 }

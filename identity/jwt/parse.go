@@ -12,6 +12,7 @@ import (
 	"github.com/go-jose/go-jose/v4/json" // refuses names that are given twice, and tells case apart
 
 	"culvert.dev/connect"
+	"culvert.dev/tunnel"
 )
 
 // Limits of a token.
@@ -61,15 +62,6 @@ func (r *Refusal) Unwrap() error { return connect.ErrCredentials }
 
 func refuse(c Cause, format string, args ...any) *Refusal {
 	return &Refusal{c, fmt.Sprintf(format, args...)}
-}
-
-// clip is what an error quotes of a claim.
-func clip(s string) string {
-	const most = 80
-	if len(s) > most {
-		s = s[:most] + "..."
-	}
-	return s
 }
 
 // A header is that of a JWS, RFC 7515 section 4.1, as far as it is looked at. Of the
@@ -173,13 +165,13 @@ func (h *header) check() *Refusal {
 	case strings.EqualFold(h.Alg, "none"):
 		return refuse(BadAlgorithm, "the token is not signed: its algorithm is none")
 	case strings.HasPrefix(h.Alg, "HS"):
-		return refuse(BadAlgorithm, "the token is signed by a shared secret (%q)", clip(h.Alg))
+		return refuse(BadAlgorithm, "the token is signed by a shared secret (%q)", tunnel.Clip(h.Alg))
 	case !slices.Contains(algorithms, h.Alg):
-		return refuse(BadAlgorithm, "the algorithm %q is not accepted", clip(h.Alg))
+		return refuse(BadAlgorithm, "the algorithm %q is not accepted", tunnel.Clip(h.Alg))
 	case h.Crit != nil:
 		return refuse(Malformed, "the header has members that must be understood (crit), and they are not")
 	case !slices.Contains(types, typ):
-		return refuse(Malformed, "the type %q is not that of a credential", clip(h.Typ))
+		return refuse(Malformed, "the type %q is not that of a credential", tunnel.Clip(h.Typ))
 	}
 	return nil
 }
@@ -191,7 +183,7 @@ func (h *header) checkSVID() *Refusal {
 	case h.Alg == "EdDSA":
 		return refuse(BadAlgorithm, "the algorithm is EdDSA, by which no JWT-SVID is signed")
 	case h.Typ != "" && h.Typ != "JWT" && h.Typ != "JOSE":
-		return refuse(Malformed, "the type %q is not that of a JWT-SVID", clip(h.Typ))
+		return refuse(Malformed, "the type %q is not that of a JWT-SVID", tunnel.Clip(h.Typ))
 	}
 	return nil
 }

@@ -227,9 +227,9 @@ func (s *source) fetch(ctx context.Context, known *keySet, wanted []string) (set
 		case err != nil:
 			return nil, errors.New("the configuration document is not JSON")
 		case doc.Issuer != s.url: // OpenID Connect Discovery 1.0 section 4.3
-			return nil, fmt.Errorf("the configuration document is that of %q", clip(doc.Issuer))
+			return nil, fmt.Errorf("the configuration document is that of %q", tunnel.Clip(doc.Issuer))
 		case !isHTTPS(doc.JWKSURI):
-			return nil, fmt.Errorf("the configuration document has the keys at %q, which is not an https URL", clip(doc.JWKSURI))
+			return nil, fmt.Errorf("the configuration document has the keys at %q, which is not an https URL", tunnel.Clip(doc.JWKSURI))
 		}
 		at = doc.JWKSURI
 	}

@@ -58,7 +58,7 @@ func ParseUserCA(text, id string) (*UserCA, error) {
 // CheckID returns what is wrong with the template of IDs of a CA.
 func CheckID(id string) error {
 	if strings.Count(id, placeholder) != 1 {
-		return fmt.Errorf("id %q has to have %s once", clip(id), placeholder)
+		return fmt.Errorf("id %q has to have %s once", tunnel.Clip(id), placeholder)
 	}
 	_, err := (&UserCA{id: id}).peer("user")
 	return err
@@ -67,18 +67,18 @@ func CheckID(id string) error {
 // peer returns whom a principal names.
 func (ca *UserCA) peer(principal string) (tunnel.Peer, error) {
 	if !usableName(principal) {
-		return tunnel.Peer{}, fmt.Errorf("the principal %q is empty, too long or has control characters", clip(principal))
+		return tunnel.Peer{}, fmt.Errorf("the principal %q is empty, too long or has control characters", tunnel.Clip(principal))
 	}
 	p := tunnel.Peer{ID: strings.Replace(ca.id, placeholder, principal, 1), Method: Method}
 	if !strings.HasPrefix(ca.id, "spiffe://") {
 		if strings.HasPrefix(p.ID, "spiffe://") || strings.HasPrefix(p.ID, tunnel.UserID) {
-			return tunnel.Peer{}, fmt.Errorf("the principal %q reads like an id of another kind", clip(principal))
+			return tunnel.Peer{}, fmt.Errorf("the principal %q reads like an id of another kind", tunnel.Clip(principal))
 		}
 		p.Auth = new(tunnel.AuthInfo)
 		return p, nil
 	}
 	if strings.Contains(principal, "/") {
-		return tunnel.Peer{}, fmt.Errorf("the principal %q has a slash", clip(principal))
+		return tunnel.Peer{}, fmt.Errorf("the principal %q has a slash", tunnel.Clip(principal))
 	}
 	var err error
 	if p.Auth, err = identity.Principal(p.ID); err != nil {
@@ -116,7 +116,7 @@ func (a *Authority) Check(user string, key ssh.PublicKey, from netip.Addr, now t
 	if cert, ok := key.(*ssh.Certificate); ok {
 		ca, err := a.checkCert(cert, user, from, now)
 		if err != nil {
-			return nil, fmt.Errorf("certificate %q: %w", clip(cert.KeyId), err)
+			return nil, fmt.Errorf("certificate %q: %w", tunnel.Clip(cert.KeyId), err)
 		}
 		if g.Peer, err = ca.peer(user); err != nil {
 			return nil, err
@@ -174,7 +174,7 @@ func (a *Authority) checkCert(cert *ssh.Certificate, user string, from netip.Add
 		case "force-command":
 			return nil, errors.New("it forces a command, and nothing runs commands here")
 		default:
-			return nil, fmt.Errorf("its critical option %q is not supported", clip(name))
+			return nil, fmt.Errorf("its critical option %q is not supported", tunnel.Clip(name))
 		}
 	}
 	if !sources.admits(from) {

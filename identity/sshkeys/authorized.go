@@ -113,7 +113,7 @@ func infoOf(id string) (tunnel.AuthInfo, error) {
 		}
 		return *info, nil
 	case strings.HasPrefix(id, tunnel.UserID):
-		return tunnel.AuthInfo{}, fmt.Errorf("%q is the id of a user of this machine: call the key otherwise", clip(id))
+		return tunnel.AuthInfo{}, fmt.Errorf("%q is the id of a user of this machine: call the key otherwise", tunnel.Clip(id))
 	}
 	return tunnel.AuthInfo{}, nil
 }
@@ -148,16 +148,14 @@ func (k *Key) options(all []string) error {
 				k.Expires = at
 			}
 		default:
-			return fmt.Errorf("the option %q is not supported: keys may have permitlisten, permitopen, from and expiry-time", clip(name))
+			return fmt.Errorf("the option %q is not supported: keys may have permitlisten, permitopen, from and expiry-time", tunnel.Clip(name))
 		}
 		if err != nil {
-			return fmt.Errorf("%s=%q: %w", name, clip(value), err)
+			return fmt.Errorf("%s=%q: %w", name, tunnel.Clip(value), err)
 		}
 	}
 	return nil
 }
-
-func clip(s string) string { return s[:min(len(s), 80)] }
 
 // appendHostPort reads HOST:PORT, where PORT may be "*". Where the host is not required,
 // a PORT alone is for any.
@@ -261,7 +259,7 @@ func parseFrom(s string) (*From, error) {
 		} else if strings.Trim(one, "0123456789abcdef.:*?") == "" && strings.ContainsAny(one, "*?") && (one == "*" || strings.ContainsAny(one, ".:")) {
 			item.pattern = one
 		} else {
-			return nil, fmt.Errorf("%q is neither an address nor a range: names are not looked up", clip(one))
+			return nil, fmt.Errorf("%q is neither an address nor a range: names are not looked up", tunnel.Clip(one))
 		}
 		f.all = append(f.all, item)
 	}
