@@ -217,7 +217,7 @@ func (r *run) loop(ctx context.Context) error {
 		case <-plane:
 		case <-r.changed:
 		}
-		if !sleep(ctx, debounce) {
+		if !watch.Sleep(ctx, debounce) {
 			return ctx.Err()
 		}
 		select { // what came meanwhile is in this one
@@ -227,20 +227,9 @@ func (r *run) loop(ctx context.Context) error {
 		if err := r.rebuild(ctx); err != nil {
 			return err
 		}
-		if !sleep(ctx, translateInterval-debounce) {
+		if !watch.Sleep(ctx, translateInterval-debounce) {
 			return ctx.Err()
 		}
-	}
-}
-
-func sleep(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-ctx.Done():
-		return false
 	}
 }
 

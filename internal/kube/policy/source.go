@@ -277,7 +277,7 @@ func (r *run) loop(ctx context.Context) error {
 		if err := r.rebuild(ctx); err != nil {
 			return err
 		}
-		if !sleep(ctx, translateInterval) {
+		if !watch.Sleep(ctx, translateInterval) {
 			return ctx.Err()
 		}
 		select {
@@ -285,20 +285,9 @@ func (r *run) loop(ctx context.Context) error {
 			return ctx.Err()
 		case <-r.changed:
 		}
-		if !sleep(ctx, debounce) {
+		if !watch.Sleep(ctx, debounce) {
 			return ctx.Err()
 		}
-	}
-}
-
-func sleep(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-ctx.Done():
-		return false
 	}
 }
 
@@ -371,11 +360,11 @@ const (
 // done.
 func (r *run) awaitPods(ctx context.Context) bool {
 	for end := time.Now().Add(podsPatience); r.cfg.PodsKnown != nil && !r.cfg.PodsKnown() && time.Now().Before(end); {
-		if !sleep(ctx, podsInterval) {
+		if !watch.Sleep(ctx, podsInterval) {
 			return false
 		}
 	}
-	return sleep(ctx, podsInterval)
+	return watch.Sleep(ctx, podsInterval)
 }
 
 // publish sends a snapshot, unless it equals the last one and that was not reported as stale.

@@ -97,7 +97,7 @@ func (w *writer) run(ctx context.Context) {
 			return
 		case <-again:
 		case <-w.wake:
-			if !sleep(ctx, translateInterval) {
+			if !watch.Sleep(ctx, translateInterval) {
 				return
 			}
 		}

@@ -103,12 +103,7 @@ func (d *Definitions) observe(ctx context.Context, err error) error {
 		if d.denials == minDenials {
 			d.log.Info("cannot watch CustomResourceDefinitions; one that is installed later is noticed within minutes, not at once", "reason", text)
 		}
-		t := time.NewTimer(definitionsDenied + rand.N(definitionsDenied/2))
-		defer t.Stop()
-		select {
-		case <-ctx.Done():
-		case <-t.C:
-		}
+		Sleep(ctx, definitionsDenied+rand.N(definitionsDenied/2))
 	}
 	return err
 }

@@ -38,7 +38,7 @@
 // # Notification
 //
 // Stores are called for each change, in order. A Signal collapses any number of changes into one
-// notification, for translators that make everything anew and pause in between.
+// notification, for translators that make everything anew and Sleep in between.
 //
 // Reachability reports when the API server stops answering, and Events writes Events of which no
 // two say the same.

@@ -28,6 +28,16 @@ func (s Signal) Notify() {
 	}
 }
 
+// Sleep waits for d, and reports whether that has passed: it returns false as soon as ctx is done.
+func Sleep(ctx context.Context, d time.Duration) bool {
+	select {
+	case <-ctx.Done():
+		return false
+	case <-time.After(d):
+		return true
+	}
+}
+
 // silenceReported is how long the API server must not have answered for that to be reported.
 const silenceReported = 2 * time.Second
 
