@@ -122,13 +122,22 @@ func steps() []step {
 func micros(d time.Duration) float64 { return float64(d) / 1e3 }
 
 // measure does a job and returns what processor time it took the peer. Some
-// work, closing most of all, trails behind the answer and is waited for.
+// work, closing most of all, trails behind the answer and is waited for. On a
+// machine that is too busy to do anything in a slice, the job gets longer ones.
 func (s *suite) measure(ctx context.Context, p *running, j job) (report, time.Duration, error) {
-	j.Time = s.slice
-	before := cpu(p.pids)
-	r, err := s.do(ctx, p, j)
-	if err != nil {
-		return r, 0, err
+	var (
+		r      report
+		before time.Duration
+		err    error
+	)
+	for j.Time = s.slice; ; j.Time *= 4 {
+		before = cpu(p.pids)
+		if r, err = s.do(ctx, p, j); err != nil {
+			return r, 0, err
+		}
+		if r.Count > 0 || r.Bytes > 0 || r.Errors > 0 || r.Err != "" || j.Time >= patience {
+			break
+		}
 	}
 	if err := pause(ctx, 50*time.Millisecond); err != nil {
 		return r, 0, err
