@@ -387,7 +387,7 @@ func (p *running) admitLate(ctx context.Context, r rig) (time.Duration, error) {
 const policyPreface = `
 ## Policies
 
-Who may connect is decided for each new connection. In front of the one rule that admits the client there are others: 9, or 9,999. "none"
+Policies are evaluated for each new connection. In front of the one rule that admits the client there are others: 9, or 9,999. "none"
 admits everybody without a rule. HAProxy and Squid pass CONNECT on to services that answer it.
 **Reload** is from the change of the files, and the signal, to the first CONNECT of a client that the new ones admit.
 Each cell: median, median ratio to culvert without a policy in the same round, half the range.
