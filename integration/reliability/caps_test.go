@@ -94,7 +94,8 @@ func TestSourceCaps(t *testing.T) {
 		}
 		defer c.Close()
 		_, _ = c.Write([]byte{22}) // or it would wait in the kernel for a second
-		_ = c.SetReadDeadline(time.Now().Add(time.Second))
+		// Less than a preamble has, which ends by a reset as well.
+		_ = c.SetReadDeadline(time.Now().Add(4 * time.Second))
 		if _, err := c.Read(make([]byte, 1)); !wasReset(err) {
 			return fmt.Errorf("it ended with %v, want a reset at once", err)
 		}
@@ -110,7 +111,7 @@ func TestSourceCaps(t *testing.T) {
 	}
 	b := testnet.Echo(t)
 	t.Run("256 unfinished preambles", func(t *testing.T) {
-		g := start(t, options{Services: service("echo.test", b.Addr()), More: "limits: {maxPendingPerClient: 256}"})
+		g := start(t, options{Services: service("echo.test", b.Addr()), More: "limits: {maxPendingPerClient: 256, handshakeTimeout: 5m}"})
 		var conns []net.Conn
 		for i := range 256 {
 			c := g.mustDial(1)
@@ -133,7 +134,7 @@ func TestSourceCaps(t *testing.T) {
 			}
 			return n
 		}
-		testnet.Eventually(t, 3*time.Second, func() bool { return ended() == 1 }, "one of 257 is refused")
+		testnet.Eventually(t, patience, func() bool { return ended() == 1 }, "one of 257 is refused")
 		others(t, g)
 		if n := ended(); n != 1 {
 			t.Errorf("%d of 257 were ended, want 1", n)

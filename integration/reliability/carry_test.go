@@ -58,14 +58,15 @@ func TestEndingsAreCarried(t *testing.T) {
 }
 
 // A tunnel with one direction ended and the other silent is reset at its
-// limit, and no other is touched. The limit is a second here: the default of a
-// minute would make this a test of a minute.
+// limit, and no other is touched. The limit is three seconds here: the default
+// of a minute would make this a test of a minute.
 func TestHalfClosedAndSilent(t *testing.T) {
 	t.Parallel()
-	const limit = time.Second
+	const limit = 3 * time.Second
 	b := testnet.NewBackend(t)
-	g := start(t, options{Services: service("half.test", b.Addr()), More: "limits: {halfClosedTimeout: 1s}"})
+	g := start(t, options{Services: service("half.test", b.Addr()), More: "limits: {halfClosedTimeout: 3s}"})
 	eachWay(t, func(t *testing.T, w way) {
+		t.Parallel()
 		dial := g.through(w, b, "half.test")
 		open := func() (client, server net.Conn) {
 			client, server, err := dial(t.Context())
@@ -102,7 +103,7 @@ func TestHalfClosedAndSilent(t *testing.T) {
 			if e := end(closes); e != testnet.RST {
 				t.Errorf("%s half-closed and the other silent: it saw %s, want RST", half, e)
 			}
-			if took := time.Since(began); took < limit || took > limit+3*time.Second {
+			if took := time.Since(began); took < limit || took > limit+10*time.Second {
 				t.Errorf("%s half-closed and the other silent: reset after %v, want %v", half, took, limit)
 			}
 		}
@@ -111,13 +112,14 @@ func TestHalfClosedAndSilent(t *testing.T) {
 		if err := testnet.CloseWrite(busyClient); err != nil {
 			t.Fatal(err)
 		}
-		for i := range 8 {
-			<-time.After(limit / 4)
+		const often = limit / 8 // or a busy machine is late
+		for i := range 12 {
+			<-time.After(often)
 			if _, err := busyServer.Write([]byte{byte(i)}); err != nil {
 				t.Fatal(err)
 			}
 			if err := expect(busyClient, []byte{byte(i)}); err != nil {
-				t.Fatalf("half-closed with a byte every %v: after %d: %v", limit/4, i, err)
+				t.Fatalf("half-closed with a byte every %v: after %d: %v", often, i, err)
 			}
 		}
 		// Open and idle is no matter of this limit.

@@ -154,7 +154,7 @@ func TestDescriptorsRunOut(t *testing.T) {
 				_ = c.Close()
 			}
 			conns = conns[10:]
-			testnet.Eventually(t, time.Second, func() bool { return g.reaches(w, "echo.test") && g.reaches(w, "new.test") }, "new tunnels are served again")
+			testnet.Eventually(t, effect, func() bool { return g.reaches(w, "echo.test") && g.reaches(w, "new.test") }, "new tunnels are served again")
 			works("in the end")
 		})
 	}

@@ -256,15 +256,15 @@ func TestDrainOverEveryCarrier(t *testing.T) {
 // a side that is closed by its own limit; one with a byte now and then is not.
 func TestLimitsOfTunnelsOverEveryCarrier(t *testing.T) {
 	t.Parallel()
-	const limit = 2 * time.Second
+	const limit = 5 * time.Second // and half of it for a machine that is busy
 	b := testnet.NewBackend(t)
 	for _, tt := range []struct {
 		limits string
 		reason tunnel.Reason
 		half   bool
 	}{
-		{"idleTimeout: 2s", tunnel.Idle, false},
-		{"halfClosedTimeout: 2s", tunnel.HalfClosed, true},
+		{"idleTimeout: 5s", tunnel.Idle, false},
+		{"halfClosedTimeout: 5s", tunnel.HalfClosed, true},
 	} {
 		t.Run(string(tt.reason), func(t *testing.T) {
 			t.Parallel()

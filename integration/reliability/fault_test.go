@@ -213,7 +213,7 @@ func TestServicePortClosed(t *testing.T) {
 				t.Errorf("a closed port got %v, want error=connection_refused", r)
 			}
 		}
-		if limit := testnet.Deadline(100 * time.Millisecond); slowest > limit {
+		if limit := testnet.Deadline(250 * time.Millisecond); slowest > limit {
 			t.Errorf("a refusal took %v, want at most %v", slowest, limit)
 		}
 		crowd(t, 200, 1, func(i int) error {

@@ -77,7 +77,7 @@ func start(t *testing.T, o options) *gateway {
 func (g *gateway) begin() {
 	g.t.Helper()
 	g.run()
-	testnet.Eventually(g.t, 20*time.Second, func() bool {
+	testnet.Eventually(g.t, 2*patience, func() bool {
 		g.alive()
 		status, _, err := g.get("/readyz")
 		return err == nil && status == http.StatusOK
@@ -98,7 +98,7 @@ func prepare(t *testing.T, o options) *gateway {
 	}
 	g.addr = g.ip + ":8443"
 	g.config = filepath.Join(t.TempDir(), "culvert.yaml")
-	g.http = &http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{DialContext: o.Dial, DisableKeepAlives: true, DisableCompression: true}} // or what compresses answers would be in what is weighed
+	g.http = &http.Client{Timeout: patience, Transport: &http.Transport{DialContext: o.Dial, DisableKeepAlives: true, DisableCompression: true}} // or what compresses answers would be in what is weighed
 	g.write(g.yaml(o.Services))
 	return g
 }
@@ -191,7 +191,7 @@ func (g *gateway) stop() {
 	// The first SIGTERM asks for a drain and the second for an end. Two that
 	// are sent at once may arrive as one, and a third may find the program
 	// past minding it.
-	for _, wait := range []time.Duration{50 * time.Millisecond, 10 * time.Second, 10 * time.Second} {
+	for _, wait := range []time.Duration{50 * time.Millisecond, patience / 2, patience / 2} {
 		if !g.ended() {
 			g.signal(syscall.SIGTERM)
 			select {

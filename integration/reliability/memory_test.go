@@ -111,7 +111,7 @@ func TestMemoryRunsOut(t *testing.T) {
 	}
 	slow.close()
 	left := time.Now()
-	testnet.Eventually(t, 2*time.Second, func() bool { return g.reaches(bySNI, "echo.test") }, "there is room again")
+	testnet.Eventually(t, testnet.Deadline(2*time.Second), func() bool { return g.reaches(bySNI, "echo.test") }, "there is room again")
 	t.Logf("new tunnels %v after the slow readers left", time.Since(left).Round(time.Millisecond))
 	if err := echo(stands, "still here"); err != nil {
 		t.Errorf("the tunnel that stood, in the end: %v", err)
@@ -215,7 +215,7 @@ func TestMemoryOfACgroup(t *testing.T) {
 	if _, err := io.ReadFull(c, heard); err != nil || heard[0] != echoed && heard[0] != alert {
 		t.Errorf("the connection that waited: got %d, %v; want its hello back, or an alert", heard, err)
 	}
-	testnet.Eventually(t, 2*time.Second, func() bool { return g.reaches(bySNI, "echo.test") }, "there is room again")
+	testnet.Eventually(t, testnet.Deadline(2*time.Second), func() bool { return g.reaches(bySNI, "echo.test") }, "there is room again")
 	t.Logf("served again after %v", time.Since(left).Round(time.Millisecond))
 	if n := group.kills(); n > 0 {
 		t.Errorf("the kernel killed %d processes of the cgroup", n)

@@ -195,7 +195,7 @@ func TestMuteTunnelsHoldLittle(t *testing.T) {
 			}, "they are stuck")
 			left := int64(0)
 			defer func() { t.Logf("a tunnel holds %d B", left/n) }()
-			testnet.Eventually(t, 5*time.Second, func() bool { left = far.afterGarbage(far.rss, before); return left <= n*most }, "a tunnel holds %d bytes at most", most)
+			testnet.Eventually(t, patience, func() bool { left = far.afterGarbage(far.rss, before); return left <= n*most }, "a tunnel holds %d bytes at most", most)
 		})
 	}
 }

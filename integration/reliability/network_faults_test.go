@@ -251,7 +251,7 @@ func TestNetworkFaults(t *testing.T) {
 		if n := s.near.metric("culvert_dials_without_port_total"); n < 1 {
 			t.Errorf("%v dials without a port are counted, want 1 at least", n)
 		}
-		if len(filled) != ports || said.code != byConnect.code["overload"] || said.after > time.Second {
+		if len(filled) != ports || said.code != byConnect.code["overload"] || said.after > testnet.Deadline(time.Second) {
 			t.Errorf("%d tunnels with %d ports, and then %v; want as many, and 503 at once", len(filled), ports, said)
 		}
 		echoes(t, "with no port left", filled)

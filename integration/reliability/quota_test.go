@@ -34,7 +34,7 @@ func TestHalfAProcessor(t *testing.T) {
 	far := everyWay(t, ca, "127.1.0.0/16", onlyService)
 	far.opts.Wrap = group.wrap()
 	far.serve(service(onlyService, b.Addr()) + service("flood.test", flood.addr) +
-		"  - {name: checked.test, endpoints: [\"" + b.Addr() + "\"], check: {kind: tcp, interval: 1s, timeout: 500ms}}\n")
+		"  - {name: checked.test, endpoints: [\"" + b.Addr() + "\"], check: {kind: tcp, interval: 2s, timeout: 1s}}\n")
 	outer := relayed(t, ca, far)
 	outer.keys = keys
 	ways := carriersAnd(t, far, outer)

@@ -17,7 +17,7 @@ import (
 
 // The deadline of a preamble counts from its first byte and no other: 5
 // seconds, and more for a busy machine; one that each byte prolongs lasts for minutes.
-const preambleDeadline, preambleSlack = 5 * time.Second, 3 * time.Second
+const preambleDeadline, preambleSlack = 5 * time.Second, 7 * time.Second
 
 // One process plays 5,000 clients that are all ended at once, and is late to
 // notice.
