@@ -21,7 +21,7 @@ import (
 
 const (
 	found    = 10 * time.Second // until both sides know that the path between them is dead
-	comeBack = time.Minute      // until a session is there again
+	comeBack = 2 * time.Minute  // until a session is there again
 )
 
 // The services of a hiddenSite, and the ports that they listen at.
@@ -239,7 +239,7 @@ func (s *hiddenSite) ssh(i int) {
 
 // ask returns what the client hears of a name at a gateway, with somebody's certificate.
 func (s *hiddenSite) ask(i int, name, who string) (string, error) {
-	out, err := s.client.Command(s.t.Context(), "curl", "-sS", "-m", "5", "--cacert", s.file("ca.crt"), "--cert", s.file(who+".crt"), "--key", s.file(who+".key"),
+	out, err := s.client.Command(s.t.Context(), "curl", "-sS", "-m", "10", "--cacert", s.file("ca.crt"), "--cert", s.file(who+".crt"), "--key", s.file(who+".key"),
 		"--connect-to", fmt.Sprintf("::11.0.%d.1:443", i+1), "https://"+name+"/").CombinedOutput()
 	return string(out), err
 }
@@ -424,7 +424,7 @@ func TestHiddenServicesComeBack(t *testing.T) {
 					default:
 					}
 					began := time.Now()
-					out, err := s.client.Command(t.Context(), "curl", "-sS", "-m", "10", "--cacert", s.file("ca.crt"), "--cert", s.file("client.crt"), "--key", s.file("client.key"),
+					out, err := s.client.Command(t.Context(), "curl", "-sS", "-m", "60", "--cacert", s.file("ca.crt"), "--cert", s.file("client.crt"), "--key", s.file("client.key"),
 						"--resolve", camName+":443:11.0.1.1,11.0.2.1", "https://"+camName+"/").CombinedOutput()
 					mu.Lock()
 					late := !killed.IsZero() && began.Sub(killed) >= time.Second

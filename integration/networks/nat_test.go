@@ -125,7 +125,7 @@ func (h *homeSite) reached(d time.Duration) {
 	const want = "orders.home.example saw spiffe://cloud.example/client"
 	var last struct{ answer string }
 	testnet.Eventually(h.home.t, d, func() bool {
-		got, _ := h.client.Command(h.home.t.Context(), "curl", "-sS", "-m", "5", "--cacert", h.home.file("ca.crt"), "--cert", h.cloud.file("client.crt"), "--key", h.cloud.file("client.key"),
+		got, _ := h.client.Command(h.home.t.Context(), "curl", "-sS", "-m", "10", "--cacert", h.home.file("ca.crt"), "--cert", h.cloud.file("client.crt"), "--key", h.cloud.file("client.key"),
 			"--connect-to", "::11.0.1.1:8443", "https://orders.home.example/").CombinedOutput()
 		last.answer = string(got)
 		return last.answer == want

@@ -131,8 +131,8 @@ func (b *border) start(ns *netns.NS, name, config string) (stop func()) {
 	}
 	b.t.Cleanup(stop)
 	testnet.Eventually(b.t, patience, func() bool {
-		return exec.Command(culvert, "registry", "ls", "--admin", socket).Run() == nil
-	}, "%s is there", name)
+		return ready(strings.TrimPrefix(socket, "unix:"))
+	}, "%s is ready", name)
 	return stop
 }
 

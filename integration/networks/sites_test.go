@@ -22,7 +22,7 @@ import (
 
 // rejoin is how long two sites may take to see each other again: until the heartbeats are
 // missed, and until the next attempt.
-const rejoin = time.Minute
+const rejoin = 2 * time.Minute
 
 // A joinedSite is one of several that know each other by tokens alone: it has a network, a
 // CA and a gateway of its own.
@@ -166,7 +166,7 @@ func (s *joinedSite) join(other *joinedSite) {
 // ask returns what a client of the site is told by name at the site's own gateway.
 func (s *joinedSite) ask(name string) (string, error) {
 	of := strings.Split(name, ".")[1]
-	out, err := s.ns.Command(s.t.Context(), "curl", "-sS", "-m", "5", "--cacert", filepath.Join(s.dir, of, "ca.crt"), "--cert", s.file("client.crt"), "--key", s.file("client.key"),
+	out, err := s.ns.Command(s.t.Context(), "curl", "-sS", "-m", "20", "--cacert", filepath.Join(s.dir, of, "ca.crt"), "--cert", s.file("client.crt"), "--key", s.file("client.key"),
 		"--connect-to", "::127.0.0.1:443", "https://"+name+"/").CombinedOutput()
 	return string(out), err
 }
@@ -256,7 +256,7 @@ func TestThreeSitesByTwoTokens(t *testing.T) {
 		}
 	})
 	t.Run("removed", func(t *testing.T) {
-		held := west.ns.Command(t.Context(), "curl", "-sSN", "-m", "60", "--cacert", east.file("ca.crt"), "--cert", west.file("client.crt"), "--key", west.file("client.key"),
+		held := west.ns.Command(t.Context(), "curl", "-sSN", "-m", "300", "--cacert", east.file("ca.crt"), "--cert", west.file("client.crt"), "--key", west.file("client.key"),
 			"--connect-to", "::127.0.0.1:443", "https://orders.east.example/hold")
 		out, err := held.StdoutPipe()
 		if err != nil {
