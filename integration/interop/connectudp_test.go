@@ -70,7 +70,7 @@ func resolve(t *testing.T, addr string, size int) {
 	for range 5 {
 		var m *dns.Msg
 		q := new(dns.Msg).SetQuestion(fmt.Sprintf("%d.example.test.", size), dns.TypeTXT).SetEdns0(4096, false)
-		if m, _, err = (&dns.Client{Timeout: patience / 5}).Exchange(q, addr); err == nil {
+		if m, _, err = (&dns.Client{Timeout: patience / 10}).Exchange(q, addr); err == nil {
 			if n := len(strings.Join(m.Answer[0].(*dns.TXT).Txt, "")); n != size {
 				t.Fatalf("an answer of %d bytes, want %d", n, size)
 			}

@@ -16,7 +16,6 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/summerwind/h2spec/config"
 	"github.com/summerwind/h2spec/generic"
@@ -52,7 +51,7 @@ services:
 			must(t, err)
 			n, err := strconv.Atoi(port)
 			must(t, err)
-			cfg := &config.Config{Host: host, Port: n, Path: "/", Timeout: 5 * time.Second, MaxHeaderLen: 4000}
+			cfg := &config.Config{Host: host, Port: n, Path: "/", Timeout: patience / 3, MaxHeaderLen: 4000}
 			passed := 0
 			for _, group := range []*spec.TestGroup{generic.Spec(), h2specs.Spec(), hpack.Spec()} {
 				group.Test(cfg)

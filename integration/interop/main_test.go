@@ -68,4 +68,4 @@ func build(dir string) (string, error) {
 }
 
 // patience is how long anything may take that is expected to happen.
-const patience = 20 * time.Second
+const patience = time.Minute

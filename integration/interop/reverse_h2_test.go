@@ -12,7 +12,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/summerwind/h2spec/config"
 	"github.com/summerwind/h2spec/generic"
@@ -140,7 +139,7 @@ func TestH2SpecInSessions(t *testing.T) {
 	must(t, err)
 	n, err := strconv.Atoi(port)
 	must(t, err)
-	cfg := &config.Config{Host: host, Port: n, Path: "/", Timeout: 5 * time.Second, MaxHeaderLen: 4000}
+	cfg := &config.Config{Host: host, Port: n, Path: "/", Timeout: patience / 3, MaxHeaderLen: 4000}
 	passed := 0
 	var failed []string
 	for _, group := range []*spec.TestGroup{generic.Spec(), h2specs.Spec(), hpack.Spec()} {

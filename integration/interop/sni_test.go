@@ -290,10 +290,10 @@ func TestUnfinishedHellosEndAtTheDeadline(t *testing.T) {
 		from, to time.Duration
 		reason   string
 	}{
-		{"half a hello", len(raw) / 2, false, 5 * time.Second, 8 * time.Second, "hello-timeout"},
-		{"a byte at a time", 1, true, 5 * time.Second, 8 * time.Second, "hello-timeout"},
-		{"half a CONNECT", 0, false, 5 * time.Second, 8 * time.Second, "hello-timeout"},
-		{"nothing", 0, false, 10 * time.Second, 13 * time.Second, "hello-timeout"},
+		{"half a hello", len(raw) / 2, false, 5 * time.Second, 12 * time.Second, "hello-timeout"},
+		{"a byte at a time", 1, true, 5 * time.Second, 12 * time.Second, "hello-timeout"},
+		{"half a CONNECT", 0, false, 5 * time.Second, 12 * time.Second, "hello-timeout"},
+		{"nothing", 0, false, 10 * time.Second, 17 * time.Second, "hello-timeout"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()

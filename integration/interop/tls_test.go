@@ -174,7 +174,7 @@ func TestH2SpecInsideOfTLS(t *testing.T) {
 	must(t, err)
 	n, err := strconv.Atoi(port)
 	must(t, err)
-	cfg := &config.Config{Host: host, Port: n, Path: "/", Timeout: 5 * time.Second, MaxHeaderLen: 4000, TLS: true, Insecure: true}
+	cfg := &config.Config{Host: host, Port: n, Path: "/", Timeout: patience / 3, MaxHeaderLen: 4000, TLS: true, Insecure: true}
 	passed := 0
 	for _, group := range []*spec.TestGroup{generic.Spec(), h2specs.Spec(), hpack.Spec()} {
 		group.Test(cfg)

@@ -45,7 +45,7 @@ func TestMain(m *testing.M) {
 	)
 }
 
-const patience = 20 * time.Second
+const patience = time.Minute
 
 // A mesh is a CA and the keys of its workloads.
 type mesh struct {
