@@ -127,10 +127,13 @@ type Echoed struct {
 	}
 }
 
+// answerTime is far more than an answer takes on a busy machine.
+const answerTime = 10 * time.Second
+
 // AskEcho makes a request on a connection to the server, which is of no use
-// after that, and is the caller's to close. It takes 5 seconds at most.
+// after that, and is the caller's to close. It takes answerTime at most.
 func AskEcho(conn net.Conn) (e Echoed, err error) {
-	if err := conn.SetDeadline(time.Now().Add(5 * time.Second)); err != nil {
+	if err := conn.SetDeadline(time.Now().Add(answerTime)); err != nil {
 		return e, err
 	}
 	if _, err := fmt.Fprint(conn, "GET / HTTP/1.0\r\n\r\n"); err != nil {
@@ -148,16 +151,16 @@ func AskEcho(conn net.Conn) (e Echoed, err error) {
 	return e, err
 }
 
-// Tunnel asks a gateway for a target by CONNECT, within 5 seconds. The caller
+// Tunnel asks a gateway for a target by CONNECT, within answerTime. The caller
 // closes the connection; what is behind it must not speak first.
 func Tunnel(ctx context.Context, gateway, target string) (net.Conn, error) {
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, answerTime)
 	defer cancel()
 	conn, err := new(net.Dialer).DialContext(ctx, "tcp", gateway)
 	if err != nil {
 		return nil, err
 	}
-	_ = conn.SetDeadline(time.Now().Add(5 * time.Second))
+	_ = conn.SetDeadline(time.Now().Add(answerTime))
 	fmt.Fprintf(conn, "CONNECT %[1]s HTTP/1.1\r\nHost: %[1]s\r\n\r\n", target)
 	res, err := http.ReadResponse(bufio.NewReader(conn), &http.Request{Method: http.MethodConnect})
 	if err == nil && res.StatusCode != http.StatusOK {

@@ -254,7 +254,7 @@ func (c *caller) lookup(ctx context.Context, server netip.Addr) (found netip.Add
 	}
 	defer conn.Close()
 	r := net.Resolver{PreferGo: true, Dial: func(context.Context, string, string) (net.Conn, error) { return conn, nil }}
-	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	addrs, err := r.LookupNetIP(ctx, "ip4", name+".")
 	if err != nil {
@@ -267,7 +267,7 @@ func (c *caller) lookup(ctx context.Context, server netip.Addr) (found netip.Add
 func (c *caller) dial(ctx context.Context, network string, to netip.AddrPort) (conn net.Conn, err error) {
 	err = c.in.InPod(c.t, c.pod, func() error {
 		var d net.Dialer
-		ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+		ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 		defer cancel()
 		conn, err = d.DialContext(ctx, network, to.String())
 		return err

@@ -30,7 +30,7 @@ import (
 
 func TestMain(m *testing.M) { cluster.Main(m) }
 
-const soon = 30 * time.Second // on two cores that others use, too
+const soon = time.Minute // on two cores that others use, too
 
 var (
 	ofNamespace = schema.GroupVersionResource{Group: "policy.culvert.dev", Version: "v1alpha1", Resource: "authorizationpolicies"}

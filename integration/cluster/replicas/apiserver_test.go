@@ -26,9 +26,9 @@ func (s *site) apiAway(t *testing.T) {
 	s.wantsNoFailure(t)
 
 	s.lb.refuse(at, true)
+	out := time.Now()
 	time.Sleep(time.Second) // for those under way
 	s.kill(t, &victim)
-	s.clients.take()
 	deadline := time.Now().Add(patience)
 	for {
 		code, body := readyz(t.Context(), at)
@@ -42,7 +42,7 @@ func (s *site) apiAway(t *testing.T) {
 		}
 		time.Sleep(200 * time.Millisecond)
 	}
-	s.wantsNoFailure(t)
+	s.noFailureSince(t, out) // on a busy machine others are still under way
 
 	s.StartAPIServer(t)
 	began := time.Now()

@@ -23,7 +23,7 @@ func TestMain(m *testing.M) { cluster.Main(m) }
 
 const (
 	gate = "127.0.0.1:8080" // where the gateway is, in the sandbox
-	soon = 30 * time.Second // on two cores that others use, too
+	soon = time.Minute      // on two cores that others use, too
 )
 
 // rights are those that the documentation names, given to an account.
