@@ -174,7 +174,7 @@ func TestFailures(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			r, _ := resolver(t, tt.servers...)
-			r.Timeout = time.Second
+			r.Timeout = 2 * time.Second
 			start := time.Now()
 			expect(t, r, "a.test", tt.want)
 			if took := time.Since(start); took > 20*time.Second {

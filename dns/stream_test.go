@@ -241,7 +241,7 @@ func TestConnectionLimits(t *testing.T) {
 		}
 	}
 	open[0].Close()
-	testnet.Eventually(t, 10*time.Second, func() bool { return served(dial("127.0.0.3", TCP)) }, "the place is free again")
+	testnet.Eventually(t, time.Minute, func() bool { return served(dial("127.0.0.3", TCP)) }, "the place is free again")
 	// HTTPS has its own.
 	for i := range 18 {
 		c := tls.Client(dial("127.0.0.1", HTTPS), r.tls.Clone())

@@ -299,7 +299,7 @@ func (e *edge) drain(t *testing.T) {
 	if err := e.relay.Wait(t.Context()); err != nil {
 		t.Error(err)
 	}
-	if took := time.Since(began); took > grace+last+time.Second {
+	if took := time.Since(began); took > grace+last+testnet.Deadline(time.Second) {
 		t.Errorf("the drain took %v, limit %v", took, grace+last)
 	}
 }

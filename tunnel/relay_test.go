@@ -45,7 +45,7 @@ func (o opaque) NetConn() net.Conn                  { return o.tcp }
 func (o opaque) Abort() error                       { _ = o.tcp.SetLinger(0); return o.tcp.Close() }
 
 // patience bounds every wait of a test that would otherwise hang.
-const patience = 20 * time.Second
+const patience = time.Minute
 
 // tcpPair returns two ends of one loopback connection.
 func tcpPair(t testing.TB) (a, b *net.TCPConn) {

@@ -49,7 +49,7 @@ func TestTunnelsAreListed(t *testing.T) {
 		c := p.dial(t, "dns.test:53")
 		c.ask(t, "hello")
 		var live []tunnel.Live
-		testnet.Eventually(t, 30*time.Second, func() bool { // bytes count once they were sent
+		testnet.Eventually(t, patience, func() bool { // bytes count once they were sent
 			live = slices.Collect(p.relay.List())
 			return len(live) != 1 || live[0].In >= 5 && live[0].Out >= 5
 		}, "the bytes both ways are counted")
@@ -515,7 +515,7 @@ func TestPanicGivesMemoryBack(t *testing.T) {
 	if err := c.SendDatagram([]byte("one")); err != nil {
 		t.Fatal(err)
 	}
-	testnet.Eventually(t, 10*time.Second, func() bool { return c.SendDatagram([]byte("two")) != nil }, "the panic is the error of later datagrams")
+	testnet.Eventually(t, patience, func() bool { return c.SendDatagram([]byte("two")) != nil }, "the panic is the error of later datagrams")
 	if n := budget.Buffered(); n != 0 {
 		t.Errorf("got %d bytes counted, want none", n)
 	}

@@ -12,7 +12,7 @@ import (
 func TestMain(m *testing.M) { testnet.GoroutinesEnd(m) }
 
 // patience is how long anything in these tests may take.
-const patience = 20 * time.Second
+const patience = time.Minute
 
 func serve(t testing.TB, routes tunnel.Resolver, protocols ...tunnel.Protocol) *tunneltest.Gateway {
 	t.Helper()

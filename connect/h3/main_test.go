@@ -21,7 +21,7 @@ import (
 func TestMain(m *testing.M) { testnet.GoroutinesEnd(m) }
 
 // testTimeout is how long anything in these tests may take.
-const testTimeout = 40 * time.Second
+const testTimeout = time.Minute
 
 // credentials are of a server called "gw.test", and for its clients.
 var credentials = sync.OnceValues(func() (server, client *tls.Config) {

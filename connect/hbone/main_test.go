@@ -19,7 +19,7 @@ import (
 func TestMain(m *testing.M) { testnet.GoroutinesEnd(m) }
 
 // patience is how long anything in these tests may take.
-const patience = 20 * time.Second
+const patience = time.Minute
 
 // A table is a tunneltest.Table in which what leads to "private" is refused.
 type table tunneltest.Table

@@ -296,14 +296,21 @@ func TestPasswordIsNotLookedAt(t *testing.T) {
 		return tunnel.Refusef(tunnel.Overload, "too many")
 	}
 	g := serve(t, tunneltest.Table{}, &Protocol{Verify: verify})
-	c := testnet.Connect(t, g.Addr)
-	start := time.Now()
-	_, _ = c.Write(join(greetPassword, password("alice", "secret"), askName))
-	got, _ := io.ReadAll(c)
-	if !bytes.Equal(got, []byte{5, 2, 1, 1}) || time.Since(start) >= minPasswordDelay {
-		t.Errorf("heard % x after %v, want no at once", got, time.Since(start))
+	took := minPasswordDelay
+	for try := 0; try < 5 && took >= minPasswordDelay; try++ { // a busy machine may be late, and not each time
+		c := testnet.Connect(t, g.Addr)
+		start := time.Now()
+		_, _ = c.Write(join(greetPassword, password("alice", "secret"), askName))
+		got, _ := io.ReadAll(c)
+		took = time.Since(start)
+		if !bytes.Equal(got, []byte{5, 2, 1, 1}) {
+			t.Errorf("heard % x, want no", got)
+		}
+		g.Reason(t, tunnel.Overload)
 	}
-	g.Reason(t, tunnel.Overload)
+	if took >= minPasswordDelay {
+		t.Errorf("heard no after %v, want it at once", took)
+	}
 	if from != netip.MustParseAddr("127.0.0.1") {
 		t.Errorf("asked for %s, want the client's address", from)
 	}

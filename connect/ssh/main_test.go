@@ -22,7 +22,7 @@ import (
 func TestMain(m *testing.M) { testnet.GoroutinesEnd(m) }
 
 // patience is how long anything in these tests may take.
-const patience = 20 * time.Second
+const patience = time.Minute
 
 // newKey returns a new key.
 func newKey(t testing.TB) ssh.Signer {

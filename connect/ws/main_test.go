@@ -21,7 +21,7 @@ func serve(t *testing.T, routes tunneltest.Table, protocols ...tunnel.Protocol) 
 	t.Helper()
 	return tunneltest.Serve(t, tunneltest.Setup{
 		Protocols: protocols, Resolver: routes, Socket: testnet.Listen(t),
-		Limits: tunnel.Limits{HandshakeTimeout: time.Second, MaxPendingPerClient: -1, MaxConnectionsPerClient: -1, ConnectionRatePerClient: -1},
+		Limits: tunnel.Limits{HandshakeTimeout: 5 * time.Second, MaxPendingPerClient: -1, MaxConnectionsPerClient: -1, ConnectionRatePerClient: -1},
 	})
 }
 

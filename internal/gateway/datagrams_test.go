@@ -90,7 +90,7 @@ func TestDatagramsAreGuarded(t *testing.T) {
 		service1("looked-up.test", registry.Endpoint{Host: "somewhere.test", Port: port}),
 		service1("own.test", registry.Endpoint{Addr: own.Addr(), Port: own.Port()}),
 	}}
-	testnet.Eventually(t, 10*time.Second, func() bool { return g.registry.Table() != nil }, "the table is there")
+	testnet.Eventually(t, soon, func() bool { return g.registry.Table() != nil }, "the table is there")
 
 	say := func(i int, text string) *net.UDPConn {
 		c, err := net.Dial("udp", g.Addrs()[i].String())
@@ -105,7 +105,7 @@ func TestDatagramsAreGuarded(t *testing.T) {
 	}
 	for i, want := range map[int]tunnel.Reason{1: tunnel.Prohibited, 2: tunnel.Loop} {
 		say(i, "no")
-		testnet.Eventually(t, 10*time.Second, func() bool { return strings.Contains(log.String(), "reason="+string(want)) }, "%s is logged", want)
+		testnet.Eventually(t, soon, func() bool { return strings.Contains(log.String(), "reason="+string(want)) }, "%s is logged", want)
 	}
 	select {
 	case text := <-heard:

@@ -145,7 +145,7 @@ func (r *dnsRig) ask(t *testing.T, i int, name string) string {
 			err = res.Unpack(b)
 		}
 	default:
-		c := &wire.Client{Net: []string{"udp", "tcp", "tcp-tls", "", "udp"}[i], TLSConfig: conf, Timeout: 5 * time.Second}
+		c := &wire.Client{Net: []string{"udp", "tcp", "tcp-tls", "", "udp"}[i], TLSConfig: conf, Timeout: soon}
 		res, _, err = c.Exchange(m, r.at[i])
 	}
 	if err != nil {
@@ -222,7 +222,8 @@ func TestDNSAlone(t *testing.T) {
 // Who drains is not ready and answers, until the delay is over.
 func TestDNSAnswersWhileLame(t *testing.T) {
 	t.Parallel()
-	r := startDNS(t, time.Second)
+	const delay = 4 * time.Second // far more than five answers take on a busy machine
+	r := startDNS(t, delay)
 	r.source.now <- registry.Snapshot{}
 	testnet.Eventually(t, soon, func() bool { ok, _ := r.Ready(); return ok }, "it is ready")
 	begun := time.Now()
@@ -233,12 +234,9 @@ func TestDNSAnswersWhileLame(t *testing.T) {
 			t.Errorf("listener %d while draining: %s", i, got)
 		}
 	}
-	if took := time.Since(begun); took > time.Second {
-		t.Logf("the machine is slow: %v", took)
-	}
 	err := <-r.ended
 	r.ended <- err
-	if took := time.Since(begun); err != nil || took < time.Second || took > 8*time.Second {
+	if took := time.Since(begun); err != nil || took < delay || took > soon {
 		t.Errorf("it ended after %v with %v", took, err)
 	}
 	if c, err := net.Dial("tcp", r.at[1]); err == nil {

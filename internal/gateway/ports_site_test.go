@@ -24,7 +24,7 @@ import (
 )
 
 // soon is how long anything may take that is expected to happen.
-const soon = 20 * time.Second
+const soon = time.Minute
 
 // A feed is a source that says what it is told to.
 type feed chan registry.Snapshot

@@ -20,7 +20,7 @@ import (
 func TestMain(m *testing.M) { testnet.GoroutinesEnd(m) }
 
 // patience is how long anything in these tests may take.
-const patience = 20 * time.Second
+const patience = time.Minute
 
 // A table is a Resolver: from the name, for a hello says no port, to the
 // address.

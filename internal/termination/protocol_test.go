@@ -321,7 +321,7 @@ func TestLimits(t *testing.T) {
 	})
 	t.Run("inside", func(t *testing.T) {
 		// As long as a handshake may take on a machine that is busy.
-		g := serve(t, table{}, tunnel.Limits{HandshakeTimeout: 2 * time.Second}, terminating(t, keys, true))
+		g := serve(t, table{}, tunnel.Limits{HandshakeTimeout: 5 * time.Second}, terminating(t, keys, true))
 		cfg := roots(ca, "gw.test")
 		cfg.Certificates = []tls.Certificate{issue(t, ca, "alice").TLS}
 		c := tunneltest.Dial(t, tlsDialer{cfg}, g.Addr)
@@ -443,7 +443,7 @@ func TestALPNIsKept(t *testing.T) {
 		if _, err := io.WriteString(conn, c.say); err != nil {
 			t.Fatal(err)
 		}
-		_ = conn.SetReadDeadline(time.Now().Add(5 * time.Second))
+		_ = conn.SetReadDeadline(time.Now().Add(patience))
 		b := make([]byte, 100)
 		n, err := conn.Read(b)
 		if !c.is(string(b[:n])) {
@@ -529,7 +529,7 @@ func TestHandshakesAreCounted(t *testing.T) {
 	const most = 4
 	for i := range most {
 		begin()
-		testnet.Eventually(t, 10*time.Second, func() bool { return budget.Buffered() == int64(i+1)*each }, "handshake %d is counted", i+1)
+		testnet.Eventually(t, patience, func() bool { return budget.Buffered() == int64(i+1)*each }, "handshake %d is counted", i+1)
 	}
 	const alert = 21
 	head := make([]byte, 1)
@@ -548,7 +548,7 @@ func TestHandshakesAreCounted(t *testing.T) {
 	for _, c := range conns {
 		_ = c.Close()
 	}
-	testnet.Eventually(t, 10*time.Second, func() bool { return budget.Buffered() == 0 }, "nothing is counted any more")
+	testnet.Eventually(t, patience, func() bool { return budget.Buffered() == 0 }, "nothing is counted any more")
 }
 
 // TestChainsAreCounted: a chain of certificates counts as memory of its client as it comes,

@@ -9,7 +9,7 @@ import (
 
 // Deadlines, without which a test could hang.
 const (
-	clientTime  = 30 * time.Second // a client's connection
+	clientTime  = time.Minute      // a client's connection
 	serviceTime = 90 * time.Second // a service's, which is to outlast its clients
 )
 

@@ -101,7 +101,7 @@ func TestServers(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer c.Close()
-		_ = c.SetDeadline(time.Now().Add(10 * time.Second))
+		_ = c.SetDeadline(time.Now().Add(time.Minute))
 		_, _ = io.WriteString(c, msg)
 		_ = CloseWrite(c)
 		got, err := io.ReadAll(c)
@@ -146,12 +146,12 @@ func TestTapSeesReset(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	Eventually(t, 10*time.Second, func() bool { return len(tap.Flows()) == 1 }, "the tap accepts")
+	Eventually(t, time.Minute, func() bool { return len(tap.Flows()) == 1 }, "the tap accepts")
 	if got := tap.Flows()[0].End; got != Open {
 		t.Errorf("before the reset the flow is %s, want open", got)
 	}
 	_ = Abort(c)
-	Eventually(t, 10*time.Second, func() bool { return tap.Flows()[0].End == RST }, "the tap sees the reset")
+	Eventually(t, time.Minute, func() bool { return tap.Flows()[0].End == RST }, "the tap sees the reset")
 }
 
 func TestServeTLSAsksForCertificate(t *testing.T) {

@@ -53,7 +53,7 @@ type Options struct {
 type MakePipe func() (a, b tunnel.Stream, stop func(), err error)
 
 // patience bounds every wait that would otherwise be for ever.
-const patience = 20 * time.Second
+const patience = time.Minute
 
 // TestStream checks that the streams of makePipe keep the promises of
 // tunnel.Stream and net.Conn. All that stop leaves behind is a failure.

@@ -39,7 +39,7 @@ import (
 // made of a file, as "culvert gateway" makes it. A listener or a carrier that is
 // added belongs into listenersOf or waysIn.
 
-const patience = 20 * time.Second
+const patience = time.Minute
 
 // A running gateway.
 type running struct {

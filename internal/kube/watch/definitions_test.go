@@ -61,7 +61,7 @@ func TestDefinitions(t *testing.T) {
 	running.Go(func() { d.Run(ctx) })
 	defer running.Wait()
 	defer cancel()
-	testnet.Eventually(t, 10*time.Second, func() bool { return closed(first) }, "the definition that was there is not told of")
+	testnet.Eventually(t, time.Minute, func() bool { return closed(first) }, "the definition that was there is not told of")
 	<-watching
 	crds := c.Tracker()
 	for _, step := range []struct {
@@ -79,7 +79,7 @@ func TestDefinitions(t *testing.T) {
 		if err := step.do(); err != nil {
 			t.Fatal(err)
 		}
-		testnet.Eventually(t, 10*time.Second, func() bool { return closed(turn) }, "%s: not told of", step.name)
+		testnet.Eventually(t, time.Minute, func() bool { return closed(turn) }, "%s: not told of", step.name)
 	}
 	if closed(other) {
 		t.Error("told of a definition that did not change")
