@@ -263,7 +263,7 @@ func FuzzReplica(f *testing.F) {
 		if err := l.read(near, bufio.NewReader(strings.NewReader(sent))); err == nil {
 			t.Error("the stream has not ended")
 		}
-		for _, o := range l.toldOf() {
+		for _, o := range l.learned() {
 			if why, forbidden := tunnel.Forbidden(o.Address); !o.Address.IsValid() || forbidden || o.Address.Zone() != "" {
 				t.Errorf("%s would be asked: %s", o.Address, why)
 			}

@@ -13,8 +13,7 @@ import (
 	"culvert.dev/tunnel"
 )
 
-// A replicaName is a name that belongs to an owner, as one replica of a gateway tells the
-// others of it.
+// A replicaName is a name that belongs to an owner, as replicas of a gateway send it to each other.
 type replicaName struct {
 	Name   tunnel.Pattern `json:"name"`
 	Owner  string         `json:"owner"`
@@ -34,12 +33,12 @@ type replicaGroup struct {
 	Draining bool   `json:"draining,omitempty"`
 }
 
-// equal reports whether another replica that knows n need not be told of o.
+// equal reports whether a replica that has received n needs no line for o.
 func (n *replicaName) equal(o *replicaName) bool {
 	return n.Owner == o.Owner && n.Since == o.Since && slices.Equal(n.Allow, o.Allow) && slices.Equal(n.Serves, o.Serves)
 }
 
-// check finds what no replica says.
+// check finds fields that no replica sends.
 func (n *replicaName) check() error {
 	reg := Registration{Name: n.Name, Allow: n.Allow}
 	if err := reg.check(); err != nil {
@@ -93,7 +92,7 @@ func (h *heldName) shares() (all []ReplicaShare) {
 	return all
 }
 
-// announce has other replicas told of a change of a name. The caller holds mu.
+// announce has the other replicas learn of a change of a name. The caller holds mu.
 func (g *Groups) announce(name tunnel.Pattern) {
 	g.note(name)
 	if g.news != nil {
@@ -102,7 +101,7 @@ func (g *Groups) announce(name tunnel.Pattern) {
 	}
 }
 
-// nextNews returns what is closed with the next change of sessions.
+// nextNews returns a channel that is closed with the next change of sessions.
 func (g *Groups) nextNews() <-chan struct{} {
 	g.mu.RLock()
 	news := g.news
@@ -136,9 +135,9 @@ func (n *replicaName) add(m *Membership) {
 	s.Draining = s.Draining && m.draining.Load()
 }
 
-// setRemote takes what another replica says of a name. Of two owners, the one that has had the
-// name for longer keeps it, at all replicas alike. The other one's sessions here lose the
-// name, and lost says so.
+// setRemote records what another replica has sent of a name. Of two owners, the one that has had
+// the name for longer keeps it, at all replicas alike. lost says that sessions here have lost the
+// name for it.
 func (g *Groups) setRemote(l *replicaLink, n *replicaName) (lost bool) {
 	now := time.Now()
 	g.mu.Lock()
@@ -219,7 +218,7 @@ func (g *Groups) evict(h *heldName) (had bool) {
 	return had
 }
 
-// unlink forgets what another replica has said of a name. The caller holds mu.
+// unlink forgets what another replica has sent of a name. The caller holds mu.
 func (g *Groups) unlink(l *replicaLink, name tunnel.Pattern, now time.Time) {
 	h := g.names[name]
 	if h == nil {
@@ -246,8 +245,8 @@ func (g *Groups) unlink(l *replicaLink, name tunnel.Pattern, now time.Time) {
 	}
 }
 
-// dropRemote forgets what another replica has said of some names. They stay their owners' for
-// as long as after a last session.
+// dropRemote forgets what another replica has sent of some names. They stay reserved for their
+// owners, as after a last session here.
 func (g *Groups) dropRemote(l *replicaLink, names []tunnel.Pattern) {
 	now := time.Now()
 	g.mu.Lock()
@@ -313,7 +312,7 @@ func (m *remoteMember) passOn(ctx context.Context, req *tunnel.Request, name tun
 	return c, nil
 }
 
-// A passError is that of a request which was passed on to another replica.
+// A passError is the error of a request that was passed on to another replica.
 type passError struct {
 	link *replicaLink
 	err  error
@@ -325,6 +324,6 @@ func (e *passError) Error() string {
 
 func (e *passError) Unwrap() error { return e.err }
 
-// errPassedOn is part of the error for a request of another replica that none of the sessions
-// here is for.
+// errPassedOn is part of the error for a request that another replica has passed on and that no
+// session here serves.
 var errPassedOn = errors.New("another replica has passed the request on, and it goes no further")

@@ -10,16 +10,16 @@ import (
 	"culvert.dev/tunnel"
 )
 
-// withTold returns found, and the addresses of replicas that cached answers of DNS may lack: those
+// withLearned returns found, and the addresses of replicas that cached answers of DNS may lack: those
 // that have opened a stream to this one, and those that others have sent. Where c has addresses
 // and no name, there are no others. The channel is closed when another replica opens a stream, or
 // sends addresses.
-func (r *Replicas) withTold(c *ReplicaConfig, found map[string]string) (map[string]string, <-chan struct{}) {
+func (r *Replicas) withLearned(c *ReplicaConfig, found map[string]string) (map[string]string, <-chan struct{}) {
 	all := maps.Clone(found)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.asked == nil {
-		r.asked = make(chan struct{})
+	if r.learned == nil {
+		r.learned = make(chan struct{})
 	}
 	add := func(replica string, addr netip.Addr) {
 		for _, to := range c.To {
@@ -38,11 +38,11 @@ func (r *Replicas) withTold(c *ReplicaConfig, found map[string]string) (map[stri
 		}
 	}
 	for _, l := range r.links {
-		for _, o := range l.toldOf() {
+		for _, o := range l.learned() {
 			add(o.Replica, o.Address)
 		}
 	}
-	return all, r.asked
+	return all, r.learned
 }
 
 // linkedElsewhere reports whether there is a stream to a replica by another address than at. The
@@ -57,15 +57,15 @@ func (r *Replicas) linkedElsewhere(replica, at string) bool {
 
 // wakeFollow has follow look at the addresses again. The caller holds mu.
 func (r *Replicas) wakeFollow() {
-	if r.asked != nil {
-		close(r.asked)
-		r.asked = nil
+	if r.learned != nil {
+		close(r.learned)
+		r.learned = nil
 	}
 }
 
-// tellOthers wakes the streams to all replicas but that of s, which send what others returns now.
+// wakeOthers wakes the streams to all replicas but that of s, which send what others returns now.
 // The caller holds mu.
-func (r *Replicas) tellOthers(s *replicaServing) {
+func (r *Replicas) wakeOthers(s *replicaServing) {
 	for o := range r.serving {
 		if o != s {
 			o.poke()
@@ -73,7 +73,7 @@ func (r *Replicas) tellOthers(s *replicaServing) {
 	}
 }
 
-// A replicaAddress is where one replica tells another that a third one is.
+// A replicaAddress is the address of a replica, as another one sends it.
 type replicaAddress struct {
 	Replica string     `json:"replica"`
 	Address netip.Addr `json:"address"`
@@ -83,7 +83,7 @@ type replicaAddress struct {
 func (r *Replicas) others(s *replicaServing) []replicaAddress {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	all := []replicaAddress{} // not nil: that there are none is sent, too
+	all := []replicaAddress{} // not nil: an empty list is sent, too
 	for o := range r.serving {
 		if o.replica != "" && o.replica != s.replica && o.addr.IsValid() {
 			all = append(all, replicaAddress{o.replica, o.addr})
@@ -95,10 +95,10 @@ func (r *Replicas) others(s *replicaServing) []replicaAddress {
 	return slices.Compact(all)
 }
 
-// tell takes the addresses of other replicas that this one has sent.
-func (l *replicaLink) tell(told []replicaAddress) {
+// setOthers keeps those addresses of other replicas that this one has sent and that may be dialed.
+func (l *replicaLink) setOthers(list []replicaAddress) {
 	var others []replicaAddress
-	for _, o := range told[:min(len(told), maxReplicas)] {
+	for _, o := range list[:min(len(list), maxReplicas)] {
 		o.Replica, o.Address = clip(o.Replica), o.Address.Unmap().WithZone("")
 		if o.Replica == "" || o.Replica == l.replicas.Server.Replica() || !o.Address.IsValid() {
 			continue
@@ -119,7 +119,8 @@ func (l *replicaLink) tell(told []replicaAddress) {
 	l.replicas.wakeFollow()
 }
 
-func (l *replicaLink) toldOf() []replicaAddress {
+// learned returns the addresses that setOthers has kept.
+func (l *replicaLink) learned() []replicaAddress {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.others

@@ -33,26 +33,12 @@ type replicaLine struct {
 	Others []replicaAddress `json:"others,omitzero"`
 }
 
-// serve tells the other side the names of r until the stream ends.
+// serve sends the other side the names of r, and each change, until the stream ends.
 func (s *replicaServing) serve(ctx context.Context, r *Replicas) error {
-	_ = s.conn.SetDeadline(time.Now().Add(replicaOpening))
-	in := bufio.NewReader(s.conn)
-	var first replicaLine
-	if err := readJSON(in, &first); err != nil {
+	in, err := s.begin(r)
+	if err != nil || in == nil {
 		return err
 	}
-	if err := writeJSON(s.conn, replicaLine{Version: version, Replica: r.Server.Replica()}); err != nil || first.Replica == r.Server.Replica() {
-		return err
-	}
-	if first.Version != version {
-		return tunnel.Refusef(tunnel.Unsupported, "reverse: the replica speaks version %d of the protocol, want %d", first.Version, version)
-	}
-	r.mu.Lock()
-	s.replica = clip(first.Replica)
-	r.wakeFollow()
-	r.tellOthers(s)
-	r.mu.Unlock()
-	_ = s.conn.SetReadDeadline(time.Time{})
 	var reading sync.WaitGroup
 	defer reading.Wait()
 	defer s.conn.Close()
@@ -64,51 +50,15 @@ func (s *replicaServing) serve(ctx context.Context, r *Replicas) error {
 	})
 	ping := time.NewTicker(replicaPing)
 	defer ping.Stop()
-	sent, next := map[tunnel.Pattern]*replicaName{}, uint64(0)
-	generation, drained := uint64(0), false
-	var told []replicaAddress
+	sender := replicaSender{serving: s, sent: map[tunnel.Pattern]*replicaName{}}
 	for {
 		began := time.Now()
-		if others := r.others(s); !slices.Equal(others, told) {
-			told = others
-			if err := s.write(&replicaLine{Others: others}); err != nil {
-				return err
-			}
+		changed, err := sender.send(r)
+		if err != nil {
+			return err
 		}
-		now := r.Server.Groups.local(next)
-		r.mu.Lock()
-		draining := r.draining
-		r.mu.Unlock()
-		lines := changesOf(sent, &now)
-		if draining && !drained {
-			lines, drained = append(lines, replicaLine{Draining: true}), true
-		}
-		for i := range lines {
-			generation++
-			lines[i].Generation = generation
-			if err := s.write(&lines[i]); err != nil {
-				return err
-			}
-		}
-		next = now.next
-		pause := time.NewTimer(max(replicaNews, 4*time.Since(began))) // a change is never most of the work
-		for waiting := true; waiting; {
-			select {
-			case <-ctx.Done():
-				pause.Stop()
-				return ctx.Err()
-			case <-gone:
-				pause.Stop()
-				return nil
-			case <-ping.C:
-				if err := s.write(&replicaLine{}); err != nil {
-					pause.Stop()
-					return err
-				}
-			case <-pause.C:
-				waiting = false
-			}
-		}
+		pause := time.After(max(replicaNews, 4*time.Since(began))) // a change is never most of the work
+		var news, wake <-chan struct{}                             // nil until the pause is over
 		for waiting := true; waiting; {
 			select {
 			case <-ctx.Done():
@@ -119,13 +69,76 @@ func (s *replicaServing) serve(ctx context.Context, r *Replicas) error {
 				if err := s.write(&replicaLine{}); err != nil {
 					return err
 				}
-			case <-now.news:
+			case <-pause:
+				news, wake = changed, s.wake
+			case <-news:
 				waiting = false
-			case <-s.wake:
+			case <-wake:
 				waiting = false
 			}
 		}
 	}
+}
+
+// begin exchanges the first lines and lists the other side. It returns nil without an error for a
+// stream that comes from this process itself.
+func (s *replicaServing) begin(r *Replicas) (*bufio.Reader, error) {
+	_ = s.conn.SetDeadline(time.Now().Add(replicaOpening))
+	in := bufio.NewReader(s.conn)
+	var first replicaLine
+	if err := readJSON(in, &first); err != nil {
+		return nil, err
+	}
+	if err := writeJSON(s.conn, replicaLine{Version: version, Replica: r.Server.Replica()}); err != nil || first.Replica == r.Server.Replica() {
+		return nil, err
+	}
+	if first.Version != version {
+		return nil, tunnel.Refusef(tunnel.Unsupported, "reverse: the replica speaks version %d of the protocol, want %d", first.Version, version)
+	}
+	r.mu.Lock()
+	s.replica = clip(first.Replica)
+	r.wakeFollow()
+	r.wakeOthers(s)
+	r.mu.Unlock()
+	_ = s.conn.SetReadDeadline(time.Time{})
+	return in, nil
+}
+
+// A replicaSender sends the other side what has changed since it was called last.
+type replicaSender struct {
+	serving    *replicaServing
+	sent       map[tunnel.Pattern]*replicaName
+	next       uint64 // for Groups.local
+	generation uint64
+	drained    bool
+	others     []replicaAddress
+}
+
+// send sends the changes. The channel that it returns is closed with the next change of names.
+func (x *replicaSender) send(r *Replicas) (changed <-chan struct{}, err error) {
+	if others := r.others(x.serving); !slices.Equal(others, x.others) {
+		x.others = others
+		if err := x.serving.write(&replicaLine{Others: others}); err != nil {
+			return nil, err
+		}
+	}
+	now := r.Server.Groups.local(x.next)
+	r.mu.Lock()
+	draining := r.draining
+	r.mu.Unlock()
+	lines := changesOf(x.sent, &now)
+	if draining && !x.drained {
+		lines, x.drained = append(lines, replicaLine{Draining: true}), true
+	}
+	for i := range lines {
+		x.generation++
+		lines[i].Generation = x.generation
+		if err := x.serving.write(&lines[i]); err != nil {
+			return nil, err
+		}
+	}
+	x.next = now.next
+	return now.news, nil
 }
 
 func (s *replicaServing) write(l *replicaLine) error {
@@ -138,7 +151,7 @@ func (s *replicaServing) write(l *replicaLine) error {
 	return err
 }
 
-// changesOf makes now of what was sent, and returns the lines for the other side to do the same.
+// changesOf updates sent to now, and returns the lines by which the other side does the same.
 func changesOf(sent map[tunnel.Pattern]*replicaName, now *localNames) (lines []replicaLine) {
 	var line replicaLine
 	size := 0
@@ -172,7 +185,7 @@ func changesOf(sent map[tunnel.Pattern]*replicaName, now *localNames) (lines []r
 		}
 		sent[name] = n
 		line.Names = append(line.Names, *n)
-		b, _ := json.Marshal(n) // the stream fails with its error
+		b, _ := json.Marshal(n) // write returns the error
 		add(len(b) + 1)
 	}
 	if size > 0 {
@@ -181,12 +194,12 @@ func changesOf(sent map[tunnel.Pattern]*replicaName, now *localNames) (lines []r
 	return lines
 }
 
-// A replicaLink is the stream to one address, at which another replica may be.
+// A replicaLink is the stream to an address of another replica.
 type replicaLink struct {
 	replicas  *Replicas
 	config    *ReplicaConfig
 	address   string
-	name      string           // of ReplicaConfig.To, that has the address; "" for none
+	name      string           // of ReplicaConfig.To which has the address; "" for none
 	transport tunnel.Transport // set by keep before the first stream
 
 	mu         sync.Mutex // guards what follows
@@ -220,8 +233,8 @@ func (l *replicaLink) status() ReplicaStatus {
 	return s
 }
 
-// errSelf is why there is no stream to an address that leads to this process, and errTwice to
-// one that leads to a replica which has a stream.
+// errSelf is the error for an address that leads to this process, and errTwice for one that leads to
+// a replica which has a stream by another address.
 var (
 	errSelf  = errors.New("reverse: the address leads to this replica itself")
 	errTwice = errors.New("reverse: the address leads to a replica that another address leads to, too")
@@ -336,7 +349,7 @@ func (l *replicaLink) join(replica string) bool {
 	return true
 }
 
-// leave has the names of the replica be those of one that is gone.
+// leave drops what the replica has sent: the stream to it has ended.
 func (l *replicaLink) leave() {
 	l.mu.Lock()
 	names := slices.Collect(maps.Keys(l.names))
@@ -365,10 +378,10 @@ func (l *replicaLink) read(conn net.Conn, in *bufio.Reader) error {
 	}
 }
 
-// take takes one line.
+// take handles one line.
 func (l *replicaLink) take(line *replicaLine) error {
 	if line.Others != nil {
-		l.tell(line.Others)
+		l.setOthers(line.Others)
 	}
 	if line.Generation == 0 {
 		return nil // no change: a ping, or what later versions send

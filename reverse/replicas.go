@@ -35,9 +35,9 @@ const (
 )
 
 // Replicas tells the other replicas of a gateway for which names this one has sessions, and
-// learns the same of them. A request for a name whose sessions are elsewhere is passed on to
-// one that has them, once: PassedOn recognises it there. The fields are not changed once Run
-// is called.
+// learns the same from them. A request for a name that has sessions at another replica only is
+// passed on to it, once: PassedOn recognises it there. The fields are not changed once Run is
+// called.
 //
 // A name that one replica holds for an owner is refused to other owners at all of them. Where
 // two of them could not reach each other meanwhile, the owner that has had the name for longer
@@ -58,7 +58,7 @@ type Replicas struct {
 	mu       sync.Mutex // guards what follows
 	config   *ReplicaConfig
 	changed  chan struct{} // closed by Use
-	asked    chan struct{} // closed when another replica has a new stream, or tells of others
+	learned  chan struct{} // closed when another replica opens a stream, or sends addresses of others
 	links    []*replicaLink
 	serving  map[*replicaServing]struct{}
 	draining bool
@@ -67,7 +67,7 @@ type Replicas struct {
 // A ReplicaConfig says where the other replicas are, and how they are known. It is not changed
 // once it is used.
 type ReplicaConfig struct {
-	To  []string // HOST:PORT; all addresses of a name count, and this process may be among them
+	To  []string // HOST:PORT; all addresses of a name are used, and this process may be among them
 	IDs []string // the SPIFFE ids of replicas
 	Hop any      // of NewTransport
 }
@@ -114,10 +114,10 @@ func (r *Replicas) is(req *tunnel.Request) bool {
 // PassedOn reports whether another replica has passed req on. It is for Groups.PassedOn.
 func (r *Replicas) PassedOn(req *tunnel.Request) bool { return req.PassedOn || r.is(req) }
 
-// Restore has req be what it was where it came to another replica, if that has passed it on:
-// a caller without an identity has none here, either, and what was left to the service there
-// is left to it here, as if the TLS between the replicas were not. The caller has an identity
-// where the replica has stated it, and its address is what the replica has stated.
+// Restore undoes in req what passing it on has changed, if another replica has done so. The
+// address of the caller, and its identity if it has one, are those that the replica has stated. A
+// caller without an identity has none here, either: the TLS between the replicas does not count,
+// and what was left to the service there is left to it here.
 func (r *Replicas) Restore(req *tunnel.Request) {
 	if !r.is(req) {
 		return
@@ -182,7 +182,7 @@ func (r *Replicas) follow(ctx context.Context, c *ReplicaConfig) {
 	defer lookup.Stop()
 	found, complete := r.addresses(ctx, c)
 	for {
-		addrs, asked := r.withTold(c, found)
+		addrs, learned := r.withLearned(c, found)
 		for _, at := range slices.Sorted(maps.Keys(addrs)) {
 			if running[at] != nil || len(running) >= maxReplicas {
 				continue
@@ -213,7 +213,7 @@ func (r *Replicas) follow(ctx context.Context, c *ReplicaConfig) {
 			return
 		case <-lookup.C:
 			found, complete = r.addresses(ctx, c)
-		case <-asked:
+		case <-learned:
 		}
 	}
 }
@@ -224,8 +224,8 @@ func (r *Replicas) remove(l *replicaLink) {
 	r.links = slices.DeleteFunc(r.links, func(o *replicaLink) bool { return o == l })
 }
 
-// addresses returns where replicas may be, with the name that has each address, "" for none. It
-// is not complete where a name could not be looked up.
+// addresses returns the addresses of replicas, each with the name that it was looked up for, "" for
+// none. complete is false if a lookup has failed.
 func (r *Replicas) addresses(ctx context.Context, c *ReplicaConfig) (all map[string]string, complete bool) {
 	all, complete = map[string]string{}, true
 	add := func(at, name string) { all[at] = cmp.Or(all[at], name) }
@@ -261,8 +261,8 @@ func (r *Replicas) addresses(ctx context.Context, c *ReplicaConfig) (all map[str
 	return all, complete
 }
 
-// Drain tells the other replicas that this one is about to stop: they pass requests on to
-// others, if those have sessions for the name, too.
+// Drain tells the other replicas that this one is about to stop: they prefer others that have
+// sessions for the name, too.
 func (r *Replicas) Drain() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -282,20 +282,20 @@ func (r *Replicas) End() {
 	}
 }
 
-// A ReplicaStatus is how another replica is, as Replicas.Status has it.
+// A ReplicaStatus is the state of the stream to another replica.
 type ReplicaStatus struct {
 	Address    string    `json:"address"`
 	Replica    string    `json:"replica,omitempty"` // what it calls its process
 	Connected  bool      `json:"connected"`
 	Self       bool      `json:"self,omitempty"` // the address leads to this process
 	Since      time.Time `json:"since"`
-	Names      int       `json:"names"` // that it has told of
+	Names      int       `json:"names"` // that it has sent
 	Generation uint64    `json:"generation,omitempty"`
 	Draining   bool      `json:"draining,omitempty"`
 	Error      string    `json:"error,omitempty"` // why there is no stream
 }
 
-// Status returns how each of the other replicas is, by address.
+// Status returns the state of each of the other replicas, sorted by address.
 func (r *Replicas) Status() []ReplicaStatus {
 	r.mu.Lock()
 	links := slices.Clone(r.links)
@@ -308,7 +308,7 @@ func (r *Replicas) Status() []ReplicaStatus {
 	return all
 }
 
-// A replicaServing is the stream of another replica that this one tells its names.
+// A replicaServing is a stream that another replica has opened, on which this one sends its names.
 type replicaServing struct {
 	id   string     // of the other side, SPIFFE
 	addr netip.Addr // of the other side; zero for one that is never dialed
@@ -364,7 +364,7 @@ func (r *Replicas) ServeTunnel(ctx context.Context, req *tunnel.Request) {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		delete(r.serving, s)
-		r.tellOthers(s)
+		r.wakeOthers(s)
 	}()
 	stop := context.AfterFunc(ctx, func() {
 		defer r.recovered()
@@ -376,5 +376,5 @@ func (r *Replicas) ServeTunnel(ctx context.Context, req *tunnel.Request) {
 	}
 }
 
-// errSilentReplica ends a stream on which nothing comes.
+// errSilentReplica is the error for a stream on which nothing comes.
 var errSilentReplica = fmt.Errorf("reverse: no line has come from the replica for %v", replicaDead)
