@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// ListenAnnouncements opens a socket that hears what routers announce to all hosts of the network
-// of an interface, "" for the kernel's choice. Several programs may have one: RFC 6886 section 3.2.1.
+// ListenAnnouncements opens a socket that receives what routers announce to all hosts of the network
+// of an interface; "" means the kernel's choice. Several programs may have one: RFC 6886 section 3.2.1.
 func ListenAnnouncements(ifname string) (net.PacketConn, error) {
 	var in *net.Interface
 	if ifname != "" {
@@ -33,8 +33,8 @@ func isAnnouncement(b []byte) bool {
 	return err == nil && r.opcode == pcpAnnounce && r.result == 0
 }
 
-// announcements hears those of one router. What they say is not believed: it has the router
-// asked, and not more often than every announceDelay.
+// announcements receives those of one router. Their content is not trusted: they only have the
+// router asked, and not more often than every announceDelay.
 type announcements struct {
 	log  *slog.Logger
 	conn net.PacketConn
@@ -43,11 +43,11 @@ type announcements struct {
 	kick chan struct{}
 }
 
-// news returns a channel that gets an element when there was an announcement; nil while nothing is
-// heard.
-func (a *announcements) news() <-chan struct{} { return a.kick }
+// received returns a channel that gets an element when there was an announcement; it is nil while
+// there is no socket.
+func (a *announcements) received() <-chan struct{} { return a.kick }
 
-// start hears the announcements of a router, in place of those before it.
+// start receives the announcements of a router, in place of those of another one.
 func (a *announcements) start(listen func(ifname string) (net.PacketConn, error), route Route) error {
 	a.stop()
 	conn, err := listen(route.Interface)
@@ -56,12 +56,12 @@ func (a *announcements) start(listen func(ifname string) (net.PacketConn, error)
 	}
 	a.conn, a.quit, a.kick = conn, make(chan struct{}), make(chan struct{}, 1)
 	quit, kick := a.quit, a.kick
-	a.wg.Go(func() { a.hear(conn, netip.AddrPortFrom(route.Router, routerPort), quit, kick) })
+	a.wg.Go(func() { a.read(conn, netip.AddrPortFrom(route.Router, routerPort), quit, kick) })
 	return nil
 }
 
-// hear reads conn until it is closed.
-func (a *announcements) hear(conn net.PacketConn, router netip.AddrPort, quit <-chan struct{}, kick chan<- struct{}) {
+// read reads conn until it is closed.
+func (a *announcements) read(conn net.PacketConn, router netip.AddrPort, quit <-chan struct{}, kick chan<- struct{}) {
 	defer func() {
 		if v := recover(); v != nil && a.log != nil {
 			a.log.Error("panic in an announcement of the router", "panic", v, "stack", string(debug.Stack()))
@@ -77,7 +77,7 @@ func (a *announcements) hear(conn net.PacketConn, router netip.AddrPort, quit <-
 		if !ok || netip.AddrPortFrom(at.AddrPort().Addr().Unmap(), at.AddrPort().Port()) != router || !isAnnouncement(b[:n]) {
 			continue
 		}
-		// All hosts of the network hear it at the same time.
+		// All hosts of the network receive it at the same time: each waits for a random time.
 		for _, wait := range []time.Duration{rand.N(announceDelay), announceDelay} {
 			select {
 			case <-quit:
@@ -94,7 +94,7 @@ func (a *announcements) hear(conn net.PacketConn, router netip.AddrPort, quit <-
 	}
 }
 
-// stop hears no more.
+// stop closes the socket.
 func (a *announcements) stop() {
 	if a.conn == nil {
 		return

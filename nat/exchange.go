@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// A DialFunc opens a connected socket of UDP: only datagrams of the address that is dialed
-// come from it.
+// A DialFunc opens a connected UDP socket, which receives datagrams only from the address that was
+// dialed.
 type DialFunc func(ctx context.Context, network, address string) (net.Conn, error)
 
 // maxMessage is the largest message of PCP, in bytes: RFC 6887 section 7. Those of NAT-PMP and
@@ -41,9 +41,9 @@ func doubling(first, most time.Duration, attempts int) schedule {
 	}
 }
 
-// exchange sends what request returns to a server, again and again as the schedule has it,
-// until read accepts an answer or returns another error than errOther. request gets the address
-// that the socket has towards the server.
+// exchange sends a server what request returns, repeatedly by the schedule next, until read accepts
+// an answer or returns an error other than errOther. request gets the address that the socket has
+// towards the server.
 func exchange(ctx context.Context, dial DialFunc, server netip.AddrPort, next schedule, request func(local netip.Addr) []byte, read func(answer []byte) error) error {
 	conn, err := dial(ctx, "udp", server.String())
 	if err != nil {
@@ -83,7 +83,7 @@ func exchange(ctx context.Context, dial DialFunc, server netip.AddrPort, next sc
 	}
 }
 
-// addrOf returns the IP address of a, the zero Addr where it has none.
+// addrOf returns the IP address of a, and the zero Addr if it has none.
 func addrOf(a net.Addr) netip.Addr {
 	switch a := a.(type) {
 	case *net.UDPAddr:
@@ -98,7 +98,7 @@ func addrOf(a net.Addr) netip.Addr {
 type Request struct {
 	Network  string         // "tcp" or "udp"
 	Internal uint16         // port of this host
-	External netip.AddrPort // to have outside, if that is free; a port of 0 means any
+	External netip.AddrPort // to ask for outside; a port of 0 means any
 	Lifetime time.Duration  // to ask for; 0 deletes the mapping
 	Nonce    [12]byte       // of the mapping, for PCP: only with the same one can it be changed
 }
@@ -107,7 +107,7 @@ type Request struct {
 type Grant struct {
 	External netip.AddrPort // the address is zero where the protocol does not say it
 	Lifetime time.Duration  // 0 means until it is deleted, or the router restarts
-	Check    time.Duration  // to ask again after that long at most, as the mapping may be lost without a word; 0 means never
+	Check    time.Duration  // until the latest request that finds out whether the mapping was lost; 0 means that none is needed
 }
 
 // A Client asks one router by one protocol. Its methods are not called at once, and return
@@ -129,31 +129,31 @@ type Client interface {
 // A Refusal is the answer of a router that does not do what it was asked.
 type Refusal struct {
 	Protocol string        // as of Client
-	Code     int           // as the protocol has it
+	Code     int           // of the protocol
 	Text     string        // in plain words
 	For      time.Duration // how long the router expects it to last; 0 where it does not say
 	Taken    bool          // the outside port is somebody else's: another one may be free
-	Forever  bool          // asking again is of no use before something has changed
+	Forever  bool          // the same request is refused again until the router changes
 }
 
 func (r *Refusal) Error() string {
 	return fmt.Sprintf("the router refused by %s: %s (code %d)", r.Protocol, r.Text, r.Code)
 }
 
-// An epoch finds out whether a router has lost its state, by the seconds that it says it has
-// kept it. The zero epoch has heard nothing yet.
+// An epoch finds out whether a router has lost its state, by the number of seconds for which the
+// router says that it has kept it. The zero epoch has no answer yet.
 type epoch struct {
-	heard  bool
+	known  bool
 	server uint32
 	client time.Time
 }
 
-// lost takes in what the router says at now, and reports whether the mappings from before are
+// lost records what the router says at now, and reports whether the mappings from before are
 // gone: RFC 6887 section 8.5. Router and client may each be wrong by a sixteenth, and two seconds.
 func (e *epoch) lost(server uint32, now time.Time) bool {
 	was := *e
 	*e = epoch{true, server, now}
-	if !was.heard {
+	if !was.known {
 		return false
 	}
 	if int64(server)+1 < int64(was.server) {

@@ -21,40 +21,40 @@ const (
 	pollInterval   = 30 * time.Second // between two questions whether all is as it was
 	searchTimeout  = 2 * time.Second  // for a router to say which protocols it speaks, at first
 	maxSearchTime  = 8 * time.Second  // for one that has not answered so far
-	mapTimeout     = 8 * time.Second  // for one mapping: two requests of PCP
+	mapTimeout     = 8 * time.Second  // for one mapping: enough for two requests of PCP
 	stunTimeout    = 2 * time.Second
 	verifyTimeout  = 10 * time.Second
 	minReverify    = 5 * time.Second  // after a verification that failed; doubled each time
 	verifyInterval = 10 * time.Minute // between two verifications of a mapping that is verified
 	releaseTimeout = 2 * time.Second  // for all deletions, at the end
 	minRenew       = 4 * time.Second  // RFC 6887 section 11.2.1
-	minRetry       = 2 * time.Second  // after a question without an answer; doubled each time
+	minRetry       = 2 * time.Second  // after a request without an answer; doubled each time
 	maxRetry       = 10 * time.Minute
 	maxSearch      = time.Minute     // between two searches for a router that speaks any protocol
 	announceDelay  = 5 * time.Second // at most: RFC 6887 section 14.1.3
-	maxLost        = 3               // questions without an answer, and the router is searched for again
-	maxUnverified  = 3               // verifications that fail, and a mapping is verified no more
-	maxPortChoices = 5               // outside ports that are tried where one is taken
+	maxLost        = 3               // polls without an answer; then the router is searched for again
+	maxUnverified  = 3               // failed verifications; then a mapping is not verified any more
+	maxPortChoices = 5               // outside ports that are tried for one mapping
 )
 
 // Protocols are the names of the protocols, in order of preference.
 var Protocols = []string{"pcp", "nat-pmp", "upnp"}
 
-// A Port is a port of this host to have mapped.
+// A Port is a port of this host that is to be mapped.
 type Port struct {
 	Name     string // of the listener, for people
 	Network  string // "tcp" or "udp"
 	Internal uint16
-	External uint16 // to have outside, if it is free; 0 means Internal
+	External uint16 // to ask for outside; 0 means the same as Internal
 }
 
 // Settings say what a Manager does.
 type Settings struct {
 	Ports     []Port
 	Router    netip.Addr    // zero means that of the default route
-	Protocols []string      // to try, of Protocols; nil means all of them
-	Lifetime  time.Duration // of mappings, to ask for; 0 means DefaultLifetime
-	STUN      []string      // HOST:PORT of servers to ask for the outside address; the first that answers counts
+	Protocols []string      // to try; nil means all of Protocols
+	Lifetime  time.Duration // to ask for; 0 means DefaultLifetime
+	STUN      []string      // HOST:PORT of servers to ask for the outside address; the first answer counts
 }
 
 // A Route is the way to the internet.
@@ -68,8 +68,7 @@ type Route struct {
 // answered.
 type Verifier func(ctx context.Context, p Port, public netip.AddrPort) error
 
-// A Manager keeps the ports of its Settings mapped while Run runs. All fields but Log may be left
-// as they are.
+// A Manager keeps the ports of its Settings mapped while Run runs. All its fields are optional.
 type Manager struct {
 	Dial DialFunc // to the router and to STUN servers; nil means a net.Dialer's
 
@@ -80,13 +79,13 @@ type Manager struct {
 	FindUPnP func(ctx context.Context, route Route) (Client, error)
 
 	// ListenAnnouncements opens the socket for announcements of the router at an interface;
-	// nil means ListenAnnouncements. Without a socket changes are found by asking.
+	// nil means ListenAnnouncements. Without a socket, changes are found by polling alone.
 	ListenAnnouncements func(ifname string) (net.PacketConn, error)
 
 	// Lookup resolves the names of STUN servers; nil means net.DefaultResolver.
 	Lookup func(ctx context.Context, host string) ([]netip.Addr, error)
 
-	// Verify is asked for each mapping; nil means that none is ever verified.
+	// Verify is called for each mapping; nil means that none is ever verified.
 	Verify Verifier
 
 	// Secret makes the nonces of PCP: with the same one a gateway that comes back after a
@@ -108,8 +107,8 @@ type Manager struct {
 	// Of Run's goroutine.
 	route    Route
 	clients  []Client       // that the router answers by, in order of preference
-	silent   map[Client]int // questions without an answer
-	asks     *Settings      // that clients were searched for
+	lost     map[Client]int // polls in a row without an answer
+	searched *Settings      // that clients were searched for
 	mappings []*mapping
 	outside  netip.Addr // that the router says
 	seen     netip.Addr // by STUN
@@ -121,7 +120,7 @@ type Manager struct {
 	now func() time.Time // for tests; nil means time.Now
 }
 
-// A mapping is a port and what has become of it.
+// A mapping is the state of a Port.
 type mapping struct {
 	Port
 	client   Client // that has made it; nil while there is none
@@ -138,8 +137,8 @@ type mapping struct {
 	verifyErr  error
 }
 
-// Use has the manager do as s says from now on. It may be called at any time, and s must not be
-// changed afterwards.
+// Use replaces the settings by s. It may be called at any time, and s must not be changed
+// afterwards.
 func (m *Manager) Use(s Settings) {
 	m.settings.Store(&s)
 	select {
@@ -148,7 +147,7 @@ func (m *Manager) Use(s Settings) {
 	}
 }
 
-// Reverify has mappings that are not verified tried again now, as there is another one outside to
+// Reverify has Run verify again, without a delay, what is not verified: there is another gateway to
 // ask. It may be called at any time.
 func (m *Manager) Reverify() {
 	m.reverify.Store(true)
@@ -187,7 +186,7 @@ func (m *Manager) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-m.wake():
-		case <-m.heard.news():
+		case <-m.heard.received():
 		case <-timer.C:
 		}
 		timer.Reset(m.safeStep(ctx))
@@ -201,14 +200,14 @@ func (m *Manager) clock() time.Time {
 	return time.Now()
 }
 
-// safeStep is step, again after a while if it panics.
+// safeStep is step, which is called again after pollInterval if it panics.
 func (m *Manager) safeStep(ctx context.Context) (wait time.Duration) {
 	defer m.recovered()
 	wait = pollInterval
 	return m.step(ctx)
 }
 
-// step does what is due, and returns after how long there is more to do.
+// step does what is due, and returns how long to wait for the next step.
 func (m *Manager) step(ctx context.Context) time.Duration {
 	s := m.settings.Load()
 	if s == nil {
@@ -233,7 +232,7 @@ func (m *Manager) step(ctx context.Context) time.Duration {
 	}
 	m.problem = ""
 	if route != m.route {
-		m.use(route)
+		m.setRoute(route)
 	}
 	seen := make(chan netip.Addr, 1)
 	go func() {
@@ -285,10 +284,10 @@ func (m *Manager) keepPorts(ctx context.Context, s *Settings) {
 		defer cancel()
 		m.release(ctx, gone)
 	}
-	if m.asks != nil && !slices.Equal(m.asks.Protocols, s.Protocols) {
+	if m.searched != nil && !slices.Equal(m.searched.Protocols, s.Protocols) {
 		m.clients, m.searchAt, m.retry = nil, time.Time{}, 0
 	}
-	m.asks = s
+	m.searched = s
 	for _, p := range m.mappings {
 		if p.client != nil && !s.allows(p.client.Protocol()) {
 			m.release(ctx, []*mapping{p})
@@ -316,8 +315,9 @@ func (m *Manager) release(ctx context.Context, ps []*mapping) {
 	}
 }
 
-// use takes up another way to the internet. What the router before it has mapped is out of reach.
-func (m *Manager) use(route Route) {
+// setRoute takes another route to the internet, and forgets the mappings of the router before: that
+// cannot be reached any more.
+func (m *Manager) setRoute(route Route) {
 	if m.route.Router.IsValid() {
 		m.Log.Info("the way to the internet changed; mapping all ports again", "router", route.Router, "address", route.Local)
 	}
@@ -334,9 +334,9 @@ func (m *Manager) use(route Route) {
 	}
 }
 
-// search finds out which protocols the router speaks. All are asked at once, as silence is an
-// answer, too. A router that is slow, or that starts when this host does, gets more time in each
-// search.
+// search finds out which protocols the router speaks. It asks by all of them at once: a router
+// gives no answer by a protocol that it does not speak, and each search takes its whole time. A
+// router that is slow, or that starts when this host does, gets more time in each search.
 func (m *Manager) search(ctx context.Context, s *Settings) {
 	ctx, cancel := context.WithTimeoutCause(ctx, min(max(m.retry, searchTimeout), maxSearchTime), errors.New("no answer in time"))
 	defer cancel()
@@ -364,7 +364,7 @@ func (m *Manager) search(ctx context.Context, s *Settings) {
 	}
 	wg.Wait()
 	m.clients = slices.DeleteFunc(found, func(c Client) bool { return c == nil })
-	m.silent = map[Client]int{}
+	m.lost = map[Client]int{}
 	if len(m.clients) == 0 {
 		m.retry = min(max(2*m.retry, minRetry), maxSearch)
 		m.searchAt = m.clock().Add(m.retry)
@@ -374,14 +374,14 @@ func (m *Manager) search(ctx context.Context, s *Settings) {
 	m.renewAll()
 }
 
-// recovered ends the panic of a goroutine that reads answers: it costs this answer only.
+// recovered is deferred where answers are read: a panic loses that answer only.
 func (m *Manager) recovered() {
 	if v := recover(); v != nil {
 		m.Log.Error("panic in an answer of the router or of a STUN server", "panic", v, "stack", string(debug.Stack()))
 	}
 }
 
-// next returns after how long there is more to do.
+// next returns how long to wait for the next step.
 func (m *Manager) next() time.Duration {
 	now, wait := m.clock(), pollInterval
 	if len(m.clients) == 0 {
@@ -398,7 +398,7 @@ func (m *Manager) next() time.Duration {
 	return max(wait, time.Second)
 }
 
-// public returns the address at which p may be reached from outside, the zero AddrPort where there
+// public returns the address at which p may be reached from outside, and the zero AddrPort if there
 // is none.
 func (m *Manager) public(p *mapping) netip.AddrPort {
 	kind, _ := m.assess()

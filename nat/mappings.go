@@ -14,7 +14,7 @@ import (
 	"culvert.dev/internal/wallclock"
 )
 
-// client returns a Client of the router, nil where there is none of the protocol.
+// client returns a Client of the router, and nil if there is none for the protocol.
 func (m *Manager) client(ctx context.Context, protocol string) (Client, error) {
 	switch protocol {
 	case "pcp":
@@ -28,7 +28,7 @@ func (m *Manager) client(ctx context.Context, protocol string) (Client, error) {
 	return m.FindUPnP(ctx, m.route)
 }
 
-// poll asks the router whether all is as it was.
+// poll asks the router for its outside address, and whether it has lost its mappings.
 func (m *Manager) poll(ctx context.Context) {
 	outside := netip.Addr{}
 	for _, c := range m.clients {
@@ -38,9 +38,9 @@ func (m *Manager) poll(ctx context.Context) {
 		_, refused := errors.AsType[*Refusal](err)
 		switch {
 		case err == nil || refused:
-			m.silent[c] = 0
+			m.lost[c] = 0
 		case ctx.Err() == nil:
-			m.silent[c]++
+			m.lost[c]++
 			m.Log.Debug("the router does not answer", "protocol", c.Protocol(), "error", err)
 		}
 		if lost {
@@ -58,7 +58,7 @@ func (m *Manager) poll(ctx context.Context) {
 		}
 		m.outside = outside
 	}
-	m.clients = slices.DeleteFunc(m.clients, func(c Client) bool { return m.silent[c] >= maxLost })
+	m.clients = slices.DeleteFunc(m.clients, func(c Client) bool { return m.lost[c] >= maxLost })
 }
 
 // renewAll has all mappings asked for now.
@@ -127,7 +127,7 @@ func (m *Manager) keep(ctx context.Context, p *mapping, s *Settings) {
 		first = pollInterval
 	}
 	p.retry = min(max(2*p.retry, first), maxRetry)
-	if p.client != nil && !p.expires.IsZero() { // at half of what is left, and again
+	if p.client != nil && !p.expires.IsZero() { // after half of the time that is left, and half again
 		p.retry = min(p.retry, max(p.expires.Sub(now)/2, minRenew))
 	}
 	for _, err := range failed {
@@ -153,7 +153,7 @@ func (m *Manager) ask(ctx context.Context, c Client, r Request) (grant Grant, er
 	return grant, err
 }
 
-// granted takes in what c has granted for p.
+// granted records what c has granted for p.
 func (m *Manager) granted(p *mapping, c Client, grant Grant) {
 	now := m.clock()
 	was, wasBy := p.external, p.client

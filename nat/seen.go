@@ -64,7 +64,7 @@ func (m *Manager) askOneSTUN(ctx context.Context, server string) (netip.AddrPort
 	return netip.AddrPort{}, fmt.Errorf("%s has no address of IPv4", host)
 }
 
-// verify has those mappings verified that are due, and reports whether it has asked for any.
+// verify verifies the mappings that are due, and reports whether there were any.
 func (m *Manager) verify(ctx context.Context) (asked bool) {
 	again := m.reverify.Swap(false)
 	for _, p := range m.mappings {

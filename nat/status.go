@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// A Status is what a Manager has reached. Its JSON is that of the admin port.
+// A Status is the state of a Manager. The admin port shows it as JSON.
 type Status struct {
 	Kind        Kind       `json:"nat"`
 	Explanation string     `json:"explanation"`
@@ -22,7 +22,7 @@ type Status struct {
 
 // States of a Mapping.
 const (
-	Pending  = "pending"  // the router has not granted it yet, or no more
+	Pending  = "pending"  // the router does not grant it, or not yet
 	Mapped   = "mapped"   // the router has granted it, and nobody has connected from outside
 	Verified = "verified" // somebody outside has connected, and this gateway has answered
 	Direct   = "direct"   // there is no NAT, and nobody has connected from outside
@@ -43,7 +43,7 @@ type Mapping struct {
 // Public returns the address at which the port is reached from outside, if that is verified.
 func (p *Mapping) Public() (netip.AddrPort, bool) { return p.External, p.State == Verified }
 
-// Status returns what has been reached so far. It may be called at any time.
+// Status returns the state as of the last step. It may be called at any time.
 func (m *Manager) Status() Status {
 	if s := m.status.Load(); s != nil {
 		return *s
@@ -51,7 +51,7 @@ func (m *Manager) Status() Status {
 	return Status{Kind: Unknown, Explanation: "the router has not been asked yet", Mappings: []Mapping{}}
 }
 
-// report stores the Status, and tells OnChange of one that differs.
+// report stores the Status, and calls OnChange if it differs from the one before.
 func (m *Manager) report() {
 	kind, why := m.assess()
 	s := Status{Kind: kind, Explanation: why, Outside: m.outside, Seen: m.seen, Problem: m.problem, Mappings: []Mapping{}}
@@ -63,7 +63,7 @@ func (m *Manager) report() {
 		s.Protocols = append(s.Protocols, c.Protocol())
 	}
 	if s.Problem == "" && s.Route != nil && len(s.Protocols) == 0 && kind != NoNAT {
-		s.Problem = "the router answers by none of PCP, NAT-PMP and UPnP: switch one of them on there, or forward the ports by hand"
+		s.Problem = "the router answers by none of PCP, NAT-PMP and UPnP: enable one of them on the router, or forward the ports by hand"
 	}
 	for _, p := range m.mappings {
 		one := Mapping{Listener: p.Name, Network: p.Network, Port: p.Internal, State: Pending, External: m.public(p)}
@@ -92,8 +92,8 @@ func (m *Manager) report() {
 	}
 }
 
-// Probe asks the router and the STUN servers of s once, and maps nothing. It is for a Manager that
-// is not run.
+// Probe asks the router and the STUN servers of s once, and maps nothing. Run must not be called on
+// the same Manager.
 func (m *Manager) Probe(ctx context.Context, s Settings) (*Status, error) {
 	if m.Log == nil {
 		m.Log = slog.New(slog.DiscardHandler)

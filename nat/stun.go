@@ -45,11 +45,11 @@ type stunMessage struct {
 	id          [12]byte
 	mapped      netip.AddrPort // of XOR-MAPPED-ADDRESS
 	code        int            // of ERROR-CODE
-	fingerprint bool           // it has one, which is right
-	unknown     []uint16       // attributes that have to be understood, and are not: the first ones
+	fingerprint bool           // it has one, and that is correct
+	unknown     []uint16       // the first of the attributes that must be understood, and are not
 }
 
-// IsSTUN reports whether b may be a message of STUN: what neither QUIC nor TLS begins with.
+// IsSTUN reports whether b may be a message of STUN. No message of QUIC or TLS begins like one.
 func IsSTUN(b []byte) bool {
 	return len(b) >= stunHeaderSize && b[0] < 2 && binary.BigEndian.Uint32(b[4:]) == stunCookie && int(binary.BigEndian.Uint16(b[2:]))+stunHeaderSize == len(b)
 }

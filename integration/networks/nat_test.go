@@ -375,7 +375,7 @@ func TestGatewayBehindProvidersNAT(t *testing.T) {
 			h.has(patience, "mapped 100.64.7.7:443 "+protocol)
 			h.reached(patience)
 			s := h.home.nat()
-			if s.Kind != nat.CGNAT || !strings.Contains(s.Explanation, "100.64.7.7 is an address behind the provider's NAT (CGNAT): no port of the router is reached from outside") {
+			if s.Kind != nat.CGNAT || !strings.Contains(s.Explanation, "100.64.7.7 is an address behind the provider's NAT (CGNAT): no port of the router can be reached from outside") {
 				t.Errorf("the NAT is %s: %s", s.Kind, s.Explanation)
 			}
 			out, _ := h.home.ns.Command(t.Context(), culvert, "nat", "--admin", "unix:"+h.home.socket("home")).Output()

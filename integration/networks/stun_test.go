@@ -44,7 +44,7 @@ func TestKindsOfNAT(t *testing.T) {
 		seen string
 		says string
 	}{
-		{kinds[0], nat.NoNAT, "11.0.9.10", "nothing has to be mapped"},
+		{kinds[0], nat.NoNAT, "11.0.9.10", "no mapping is needed"},
 		{kinds[1], nat.SingleNAT, "11.0.0.1", "the router does not say"},
 		{kinds[2], nat.SingleNAT, "11.0.0.1", "the router does not say"},
 	} {
