@@ -486,3 +486,32 @@ func TestKeyExchanges(t *testing.T) {
 type nopConn struct{ net.Conn }
 
 func (nopConn) Close() error { return nil }
+
+// A client that renews its keys with each MiB, as by OpenSSH's "RekeyLimit 1M", is not cut off.
+func TestKeysRenewedByTheMegabyte(t *testing.T) {
+	const total = 40 << 20
+	key := newKey(t)
+	g := serve(t, tunneltest.Table{"svc.test:1": testnet.Echo(t).Addr()}, newProtocol(t, key.PublicKey(), ""))
+	config := clientConfig("alice", key)
+	config.RekeyThreshold = 1 << 20
+	c, err := ssh.Dial("tcp", g.Addr, config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	s, err := c.Dial("tcp", "svc.test:1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	sent := make(chan error, 1)
+	go func() {
+		_, err := io.CopyN(s, zeros{}, total)
+		sent <- err
+	}()
+	if n, err := io.CopyN(io.Discard, s, total); err != nil {
+		t.Errorf("%d of %d bytes came back: %v", n, total, err)
+	}
+	if err := <-sent; err != nil {
+		t.Error(err)
+	}
+}
