@@ -159,6 +159,13 @@ func (a *Attachment) Unregister(name tunnel.Pattern, port uint16) {
 	}
 }
 
+// Withdraw is Unregister of a name that the connector may not have any longer, for the reason why,
+// which is logged.
+func (a *Attachment) Withdraw(name tunnel.Pattern, port uint16, why error) {
+	a.Unregister(name, port)
+	a.server.Groups.logLost(a.req, name, port, why)
+}
+
 // recheck registers the names again that a has lost, and tells the session of changes.
 func (a *Attachment) recheck() {
 	type change struct {

@@ -204,9 +204,14 @@ func (g *Groups) Recheck() {
 		}
 		m.Leave()
 		if err != nil {
-			g.log().Warn("name is no longer registered", "name", m.Name.String(), "port", m.Port, "owner", m.Owner, "source", m.Source.String(), "error", err.Error())
+			g.logLost(m.req, m.Name, m.Port, err)
 		}
 	}
+}
+
+// logLost logs that the connector of req may not have a name any longer.
+func (g *Groups) logLost(req *tunnel.Request, name tunnel.Pattern, port uint16, why error) {
+	g.log().Warn("name is no longer registered", "name", name.String(), "port", port, "owner", req.Peer.ID, "source", req.Source.String(), "reason", string(tunnel.ReasonOf(why)), "error", why.Error())
 }
 
 // check finds what no gateway takes.

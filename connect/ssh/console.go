@@ -34,8 +34,18 @@ func (s *session) console(nc ssh.NewChannel) {
 			if !shell {
 				ok, shell = true, true
 			}
+		case "exec", "subsystem": // accepted: a client shows no text of the gateway for a request that is refused
+			if !shell {
+				ok, shell = true, true
+			}
 		}
 		_ = r.Reply(ok, nil)
+		if ok && (r.Type == "exec" || r.Type == "subsystem") {
+			c := &console{ch, terminal}
+			_, _ = io.WriteString(ch.Stderr(), c.lines(noCommands))
+			c.exit(exitNoCommands)
+			continue
+		}
 		if ok && r.Type == "shell" {
 			lines, more := s.served.watch()
 			defer s.served.unwatch(more)
@@ -54,11 +64,16 @@ type console struct {
 }
 
 func (c *console) say(text string) bool {
-	if c.terminal {
-		text = strings.ReplaceAll(text, "\n", "\r\n")
-	}
-	_, err := io.WriteString(c.ch, text)
+	_, err := io.WriteString(c.ch, c.lines(text))
 	return err == nil
+}
+
+// lines returns text as the client's terminal wants it.
+func (c *console) lines(text string) string {
+	if c.terminal {
+		return strings.ReplaceAll(text, "\n", "\r\n")
+	}
+	return text
 }
 
 // exit ends the client's ssh with status.
@@ -91,6 +106,12 @@ func (s *session) tell(c *console, greeting string, more <-chan string, left <-c
 		}
 	}
 }
+
+// What is said of commands, sftp and scp, and the exit status of clients that ask for them.
+const (
+	noCommands     = "There are no commands and no file transfer here: use ssh -N with -L, -D, -W, -J or -R.\n"
+	exitNoCommands = 1
+)
 
 // exitStopping is the exit status of clients that would do well to connect again: what runs
 // ssh again, such as autossh, does so.

@@ -10,8 +10,9 @@
 // a reverse.Session, and streams to the name are channels of the type forwarded-tcpip.
 //
 // A client is let in by its public key or by a certificate of a CA, never by a password. Each
-// channel is a tunnel of its own, with the identity of the key. Shells, commands, subsystems,
-// agents, X11 and Unix sockets are refused.
+// channel is a tunnel of its own, with the identity of the key. A shell prints the names that the
+// client serves. Commands and subsystems end at once with a text; agents, X11 and Unix sockets are
+// refused.
 //
 // A Protocol is a tunnel.FirstSpeaker: some clients wait for the server's version. Where it is
 // alone at a listener it speaks at once, and beside others after 300 ms without a byte.

@@ -141,6 +141,7 @@ func (v *served) register(r *ssh.Request) bool {
 	v.note(fmt.Sprintf("%s is refused: %s: %s", target(asked.Host, asked.Port), tunnel.ReasonOf(no.err), no.text), true)
 	if h, ok := v.s.h.(tunnel.Refuser); ok && !no.told {
 		req := v.newRequest()
+		req.Name, req.Port = tunnel.Name{}, 0
 		if name, err := tunnel.ParseName(asked.Host); err == nil {
 			req.Name, req.Port = name, uint16(min(asked.Port, 1<<16-1))
 		}
@@ -322,9 +323,13 @@ func (v *served) recheck() {
 	}
 	a := v.attached
 	v.mu.Unlock()
+	why := err
+	if why == nil {
+		why = tunnel.Refusef(tunnel.Denied, "ssh: the key %q is not for it any more: see its permitlisten", grant.Peer.ID)
+	}
 	for _, k := range gone {
 		if v.remove(k) && a != nil {
-			a.Unregister(k.name, k.port)
+			a.Withdraw(k.name, k.port, why)
 			v.note(target(k.name.Suffix.String(), uint32(k.port))+" is no longer registered: your key is not for it any more", true)
 		}
 	}

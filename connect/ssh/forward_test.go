@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/netip"
 	"strings"
@@ -30,6 +31,24 @@ type world struct {
 
 	mu     sync.Mutex // guards what follows
 	denied map[string]bool
+	logged strings.Builder
+}
+
+// Write implements io.Writer for the log.
+func (w *world) Write(b []byte) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.logged.Write(b)
+}
+
+// wantLogged waits until the log has text.
+func (w *world) wantLogged(t *testing.T, text string) {
+	t.Helper()
+	testnet.Eventually(t, patience, func() bool {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		return strings.Contains(w.logged.String(), text)
+	}, "the log has %q", text)
 }
 
 // live resolves names that are registered.
@@ -57,7 +76,8 @@ func newWorld(t *testing.T) *world {
 		}
 		return nil, false, nil
 	}}
-	w.sessions = &reverse.Server{Groups: w.groups}
+	w.groups.Log = slog.New(slog.NewTextHandler(w, nil))
+	w.sessions = &reverse.Server{Groups: w.groups, Log: w.groups.Log}
 	w.p = &Protocol{Sessions: w.sessions}
 	use(t, w.p, authority(t, line("", w.alice.PublicKey(), "alice"), line("", w.mallory.PublicKey(), "mallory"),
 		line(`permitlisten="*.bob.test:443"`, w.bob.PublicKey(), "bob")))
@@ -225,6 +245,9 @@ func TestRefusedNames(t *testing.T) {
 		}
 		_ = c.Close()
 	}
+	w.Find(t, "a refusal of an empty address has no target", func(o *tunnel.Outcome) bool {
+		return o.Reason == tunnel.BadRequest && o.Target == "" && strings.Contains(o.Err.Error(), "an empty address")
+	})
 	w.wantNames(t, "taken.bob.test:443")
 	bob := login(t, w.Addr, w.bob)
 	if _, ok := forwardName(t, bob, "b.bob.test", 443); !ok {
@@ -334,10 +357,13 @@ func TestKeyOfNamesIsTakenAway(t *testing.T) {
 	if got := strings.Join(w.names(), " "); got != "b.test:443" {
 		t.Errorf("names %q, want the one that the key is for", got)
 	}
+	w.wantLogged(t, `level=WARN msg="name is no longer registered" name=a.test port=443 owner=alice`)
+	w.wantLogged(t, `reason=denied error="ssh: the key \"alice\" is not for it any more: see its permitlisten"`)
 	use(t, w.p, authority(t, line("", w.bob.PublicKey(), "bob")))
 	if got := strings.Join(w.names(), " "); got != "" {
 		t.Errorf("names %q of a key that is not accepted any more", got)
 	}
+	w.wantLogged(t, `reason=no-auth error="ssh: the client's key is no longer accepted`)
 	_ = c.Wait() // a connection without a use ends
 }
 

@@ -3,9 +3,9 @@ package ssh
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -299,7 +299,11 @@ func (s *session) loginError(err error, denied []error) error {
 		if len(denied) == 0 {
 			return tunnel.Refusef(tunnel.NoAuth, "ssh: the client has shown no key")
 		}
-		return tunnel.Refusef(tunnel.NoAuth, "ssh: no key of the client is accepted: %w", errors.Join(slices.Clip(denied)...))
+		why := denied[0]
+		for _, err := range denied[1:] {
+			why = fmt.Errorf("%w; %w", why, err) // on one line, for the log
+		}
+		return tunnel.Refusef(tunnel.NoAuth, "ssh: no key of the client is accepted: %w", why)
 	}
 	if s.conn.failed.Load() || s.conn.arrived.Load() == 0 {
 		return tunnel.PreambleErrorAfter(s.conn.arrived.Load(), err)

@@ -202,6 +202,7 @@ func TestWhoIsLetIn(t *testing.T) {
 	}{
 		{"a key", "", []ssh.AuthMethod{ssh.PublicKeys(mallory, alice)}, "", ""},
 		{"another key", "", []ssh.AuthMethod{ssh.PublicKeys(mallory)}, tunnel.NoAuth, "no key in authorized_keys is SHA256:"},
+		{"two other keys", "", []ssh.AuthMethod{ssh.PublicKeys(mallory, newKey(t))}, tunnel.NoAuth, "; no key in authorized_keys is SHA256:"},
 		{"no key", "", nil, tunnel.NoAuth, "has shown no key"},
 		{"a password", "", []ssh.AuthMethod{ssh.Password("secret")}, tunnel.NoAuth, "has shown no key"},
 		{"another address", `from="192.0.2.1"`, []ssh.AuthMethod{ssh.PublicKeys(alice)}, tunnel.NoAuth, "is not for clients at 127.0.0.1"},
@@ -248,7 +249,7 @@ func TestRefusals(t *testing.T) {
 		text string
 	}{
 		{"direct-tcpip", directTCPIP{"none.test", 1, "", 0}, ssh.Prohibited, "no-route: no such service here"},
-		{"direct-tcpip", directTCPIP{"other.test", 1, "", 0}, ssh.Prohibited, "denied: policy does not allow this"},
+		{"direct-tcpip", directTCPIP{"other.test", 1, "", 0}, ssh.Prohibited, "denied: your key is not for it: see its permitopen"},
 		{"direct-tcpip", directTCPIP{"closed.test", 1, "", 0}, ssh.ConnectionFailed, "dial-failed: "},
 		{"direct-tcpip", directTCPIP{"svc.test", 0, "", 0}, ssh.Prohibited, "bad-request: "},
 		{"direct-tcpip", directTCPIP{"svc.test", 65537, "", 0}, ssh.Prohibited, "bad-request: "},
@@ -289,22 +290,44 @@ func TestConsole(t *testing.T) {
 	key := newKey(t)
 	g := serve(t, tunneltest.Table{}, newProtocol(t, key.PublicKey(), ""))
 	c := login(t, g.Addr, key)
+	for what, ask := range map[string]func(*ssh.Session) error{
+		"a command":   func(s *ssh.Session) error { return s.Start("id") },
+		"a subsystem": func(s *ssh.Session) error { return s.RequestSubsystem("sftp") },
+	} {
+		s, err := c.NewSession()
+		if err != nil {
+			t.Fatal(err)
+		}
+		stderr, err := s.StderrPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		stdout, err := s.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := ask(s); err != nil {
+			t.Errorf("%s is refused with %v: the client has no text to show", what, err)
+			continue
+		}
+		if text, err := io.ReadAll(stderr); string(text) != noCommands || err != nil {
+			t.Errorf("of %s it says %q and %v, want %q", what, text, err, noCommands)
+		}
+		if text, err := io.ReadAll(stdout); len(text) > 0 || err != nil {
+			t.Errorf("%s printed %q, %v", what, text, err)
+		}
+		if what == "a command" {
+			if exit, ok := errors.AsType[*ssh.ExitError](s.Wait()); !ok || exit.ExitStatus() != exitNoCommands {
+				t.Errorf("%s ends with %v, want status %d", what, exit, exitNoCommands)
+			}
+		}
+	}
 	s, err := c.NewSession()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := s.Run("id"); err == nil {
-		t.Error("a command runs")
-	}
-	s, err = c.NewSession()
 	if err != nil {
 		t.Fatal(err)
 	}
 	if err := s.Setenv("A", "b"); err == nil {
 		t.Error("the environment may be set")
-	}
-	if err := s.RequestSubsystem("sftp"); err == nil {
-		t.Error("a subsystem runs")
 	}
 	if err := s.RequestPty("vt100", 24, 80, nil); err != nil {
 		t.Error(err)

@@ -1,6 +1,7 @@
 package ssh
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -183,11 +184,13 @@ func (s *session) direct(ctx context.Context, nc ssh.NewChannel) {
 	if err == nil {
 		grant, err = s.current()
 	}
+	told := "" // in place of what others are told of err
 	if err == nil && !grant.Limits.MayOpen(req.Host(), req.Port) {
 		err = tunnel.Refusef(tunnel.Denied, "ssh: the key %q is not for %s: see its permitopen", grant.Peer.ID, req.Target())
+		told = "your key is not for it: see its permitopen"
 	}
 	if err != nil {
-		s.refuse(nc, req, err)
+		s.refuse(nc, req, err, told)
 		if r, ok := s.h.(tunnel.Refuser); ok {
 			r.Refused(req, err)
 		}
@@ -218,7 +221,7 @@ func (s *session) direct(ctx context.Context, nc ssh.NewChannel) {
 	}
 	req.Refuse = func(err error) {
 		answered = true
-		s.refuse(nc, req, err)
+		s.refuse(nc, req, err, "")
 	}
 	defer func() {
 		if v := recover(); v != nil {
@@ -227,7 +230,7 @@ func (s *session) direct(ctx context.Context, nc ssh.NewChannel) {
 			}
 			if r, ok := s.h.(tunnel.Refuser); ok {
 				if !answered {
-					s.refuse(nc, req, &tunnel.Error{Reason: tunnel.Internal, Err: errors.New("a fault")})
+					s.refuse(nc, req, &tunnel.Error{Reason: tunnel.Internal, Err: errors.New("a fault")}, "")
 				}
 				r.Panicked(req, v)
 				return
@@ -285,8 +288,9 @@ func (s *session) current() (*sshkeys.Grant, error) {
 	return now, nil
 }
 
-// refuse tells the client of one channel no.
-func (s *session) refuse(nc ssh.NewChannel, req *tunnel.Request, err error) {
+// refuse tells the client of one channel no: by told, or where that is empty by what clients are
+// told of err.
+func (s *session) refuse(nc ssh.NewChannel, req *tunnel.Request, err error, told string) {
 	r := connect.Answer(req, err)
 	why := ssh.Prohibited
 	switch r.Reason {
@@ -295,7 +299,7 @@ func (s *session) refuse(nc ssh.NewChannel, req *tunnel.Request, err error) {
 	case tunnel.Overload, tunnel.Drain:
 		why = ssh.ResourceShortage
 	}
-	text := r.Text
+	text := cmp.Or(told, r.Text)
 	if r.Reason == tunnel.NoAuth {
 		text = "your key is no longer accepted"
 	}
