@@ -48,7 +48,7 @@ type Attachment struct {
 type attachedName struct {
 	reg  Registration
 	m    *Membership
-	lost bool // m has left because of a policy
+	lost tunnel.Reason // why m has left, by a policy; "" where it has not
 }
 
 // Attach lists x. req is that of its connector, whose Accept and Refuse are called as for
@@ -141,6 +141,9 @@ func (a *Attachment) Register(reg Registration) error {
 	if err != nil {
 		return err
 	}
+	if a.server.Groups.isShared(m) {
+		a.server.Groups.logShared(m)
+	}
 	if a.draining {
 		m.Drain()
 	}
@@ -184,10 +187,16 @@ func (a *Attachment) recheck() {
 				m.Drain()
 			}
 		}
-		if lost := err != nil; lost != n.lost {
-			n.lost = lost
+		lost := tunnel.Reason("")
+		if err != nil {
+			lost = tunnel.ReasonOf(err)
+		} else {
+			a.server.log().Info("name is now registered", "name", n.reg.Name.String(), "port", n.reg.Port, "owner", a.req.Peer.ID, "source", a.req.Source.String())
+		}
+		if (lost == "") != (n.lost == "") {
 			changes = append(changes, change{n.reg, err})
 		}
+		n.lost = lost
 	}
 	a.mu.Unlock()
 	for i := range changes {
@@ -234,8 +243,10 @@ func (a *Attachment) info() SessionInfo {
 	defer a.mu.Unlock()
 	i.Draining = a.draining
 	for _, n := range a.names {
-		if !n.lost {
+		if n.lost == "" {
 			i.Names = append(i.Names, n.reg)
+		} else {
+			i.Refused = append(i.Refused, Result{Name: n.reg.Name, Port: n.reg.Port, Reason: n.lost})
 		}
 	}
 	slices.SortFunc(i.Names, func(a, b Registration) int {

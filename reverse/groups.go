@@ -138,6 +138,7 @@ type Membership struct {
 
 	group    string // the key in Groups.groups
 	session  Session
+	process  string // what the connector calls its process; "" where it has no name of its own
 	groups   *Groups
 	req      *tunnel.Request // by which the connector came
 	draining atomic.Bool
@@ -148,6 +149,11 @@ type Membership struct {
 // owns the name. The error is an *tunnel.Error with the Reason Denied, for what policies and
 // other owners deny, BadRequest or Overload. Leave ends the Membership.
 func (g *Groups) Join(req *tunnel.Request, s Session, reg Registration) (*Membership, error) {
+	return g.join(req, s, "", reg)
+}
+
+// join is Join for a connector that calls its process so: its sessions count as one connector.
+func (g *Groups) join(req *tunnel.Request, s Session, process string, reg Registration) (*Membership, error) {
 	owner := req.Peer.ID
 	if req.Peer.Method == "" || owner == "" {
 		return nil, tunnel.Refusef(tunnel.Denied, "reverse: %q: a name has an owner, and the caller has no identity", reg.Name)
@@ -159,7 +165,7 @@ func (g *Groups) Join(req *tunnel.Request, s Session, reg Registration) (*Member
 	if err != nil {
 		return nil, err
 	}
-	m := &Membership{Registration: reg, Owner: owner, Source: req.Source, Since: time.Now(), group: key, session: s, groups: g, req: req}
+	m := &Membership{Registration: reg, Owner: owner, Source: req.Source, Since: time.Now(), group: key, session: s, process: process, groups: g, req: req}
 	if err := g.add(m, listed); err != nil {
 		return nil, err
 	}
@@ -455,6 +461,8 @@ type Listed struct {
 	Until   time.Time     // when it is free again; zero while there are sessions
 	Members []*Membership // must not be changed
 	Remote  []ReplicaShare
+
+	Connectors int // processes, or connections of SSH, that Members are of
 }
 
 // List returns the names that belong to somebody, sorted.
@@ -467,7 +475,7 @@ func (g *Groups) List() []Listed {
 		if !h.heldAt(now) {
 			continue
 		}
-		one := Listed{Name: name, Owner: h.owner, Members: slices.Clone(h.members), Remote: h.shares()}
+		one := Listed{Name: name, Owner: h.owner, Members: slices.Clone(h.members), Remote: h.shares(), Connectors: h.connectors()}
 		if len(h.members) == 0 && len(h.remotes) == 0 {
 			one.Until = h.until
 		}

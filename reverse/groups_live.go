@@ -42,6 +42,47 @@ func (r *Registration) policies(owner string) []*policy.Policy {
 	return []*policy.Policy{{Name: "allow of " + r.Name.String(), Origin: "reverse session of " + owner, Rules: []policy.Rule{{Sources: &sources}}}}
 }
 
+// connectors returns how many connectors have the name by sessions of this replica. The caller
+// holds mu.
+func (h *heldName) connectors() int {
+	if len(h.members) < 2 {
+		return len(h.members)
+	}
+	all := make(map[any]struct{}, len(h.members))
+	for _, m := range h.members {
+		all[m.connector()] = struct{}{}
+	}
+	return len(all)
+}
+
+// connector returns what two memberships of one connector have in common.
+func (m *Membership) connector() any {
+	if m.process != "" {
+		return m.process
+	}
+	return m.session
+}
+
+// isShared reports whether another connector has m's name, too.
+func (g *Groups) isShared(m *Membership) bool {
+	g.mu.RLock()
+	defer g.mu.RUnlock()
+	h, own := g.names[m.Name], m.connector()
+	return h != nil && slices.ContainsFunc(h.members, func(o *Membership) bool { return o.connector() != own })
+}
+
+// logShared logs that a name that m has just joined has other connectors, too: they may be
+// replicas, and they may be there by mistake.
+func (g *Groups) logShared(m *Membership) {
+	g.mu.RLock()
+	n := 0
+	if h := g.names[m.Name]; h != nil {
+		n = h.connectors()
+	}
+	g.mu.RUnlock()
+	g.log().Info("name has several connectors, which share its requests", "name", m.Name.String(), "connectors", n, "owner", m.Owner, "source", m.Source.String())
+}
+
 // setLive sets the service of h to what the sessions of a group serve once one has joined it
 // by reg. The caller holds mu.
 func (g *Groups) setLive(h *heldName, reg *Registration, group string, listed bool) {

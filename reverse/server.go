@@ -201,6 +201,7 @@ type SessionInfo struct {
 	Draining  bool
 	Pool      int // pool connections that wait
 	Names     []Registration
+	Refused   []Result // names that it has asked for and does not have
 }
 
 // Sessions returns the sessions that are open, the oldest first.

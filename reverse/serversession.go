@@ -408,6 +408,11 @@ func (x *serverSession) info() SessionInfo {
 	for _, m := range x.members {
 		i.Names = append(i.Names, m.Registration)
 	}
+	for _, r := range x.results {
+		if r.Reason != "" {
+			i.Refused = append(i.Refused, r)
+		}
+	}
 	slices.SortFunc(i.Names, func(a, b Registration) int {
 		return cmp.Or(cmp.Compare(a.Name.String(), b.Name.String()), cmp.Compare(a.Port, b.Port))
 	})

@@ -4,12 +4,41 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"culvert.dev/tunnel"
 )
 
-// maxRefusalsLogged bounds the lines for one list of names.
-const maxRefusalsLogged = 3
+// maxLogged bounds the lines of one kind for one list of names.
+const maxLogged = 3
+
+// A refusedName is a name that a connector has asked for and does not get.
+type refusedName struct {
+	reg Registration
+	err error
+}
+
+// report tells the Outcomes of refused, the first few names, of so many in total: as those of
+// other requests.
+func (x *serverSession) report(refused []refusedName, total int) {
+	observe := x.server.Router.Observe
+	if observe == nil {
+		return
+	}
+	for i := range refused {
+		r, target := &refused[i], refused[i].reg.Name.String()
+		if r.reg.Port != 0 {
+			target = fmt.Sprintf("%s:%d", target, r.reg.Port)
+		}
+		observe(&tunnel.Outcome{
+			Start: time.Now(), Proto: x.req.Proto, Listener: x.req.Listener, Source: x.req.Source, Process: x.req.Process, Peer: x.req.Peer,
+			Target: target, Reason: tunnel.ReasonOf(r.err), Err: r.err,
+		})
+	}
+	if more := total - len(refused); more > 0 {
+		x.server.log().Info("more names refused to a connector", "names", more, "owner", x.req.Peer.ID, "source", x.req.Source.String())
+	}
+}
 
 // A memberKey is what one session may have once.
 type memberKey struct {
@@ -85,18 +114,26 @@ func (x *serverSession) tellNames() error {
 
 // register makes the names of x those of list.
 func (x *serverSession) register(list []Registration) {
+	first, refused := x.registerFresh(list)
+	x.report(first, refused)
+}
+
+// registerFresh is register, and returns the first few of so many names that are refused.
+func (x *serverSession) registerFresh(list []Registration) (first []refusedName, refused int) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	x.registerLocked(list, true)
 	x.changes++
+	first = x.registerLocked(list, true)
+	return first, x.refused
 }
 
 // registerLocked is register for a caller that holds mu. A list is fresh where the connector
-// has sent it: the first few refusals are logged.
-func (x *serverSession) registerLocked(list []Registration, fresh bool) {
+// has sent it: the first few refusals are returned.
+func (x *serverSession) registerLocked(list []Registration, fresh bool) (first []refusedName) {
 	results := make([]Result, len(list))
 	refused := 0
-	var over []Result // of what is too much, and not decided about again
+	shared := map[tunnel.Pattern]bool{} // names that are new, and that other connectors have, too
+	var over []Result                   // of what is too much, and not decided about again
 	texts := 0
 	text := func(s string) string {
 		if texts += len(s); texts > maxTexts {
@@ -128,13 +165,23 @@ func (x *serverSession) registerLocked(list []Registration, fresh bool) {
 			left = append(left, old)
 		}
 		delete(x.members, k)
-		m, err := x.server.Groups.Join(x.req, x, reg)
+		m, err := x.server.Groups.join(x.req, x, x.connector, reg)
 		if err != nil {
 			results[i].Reason, results[i].Error, results[i].Taken = tunnel.ReasonOf(err), text(publicError(err)), errors.Is(err, errTaken)
-			if refused++; fresh && refused <= maxRefusalsLogged {
-				x.server.log().Warn("name refused to a connector", "name", reg.Name.String(), "port", reg.Port, "owner", x.req.Peer.ID, "source", x.req.Source.String(), "error", err.Error())
+			if refused++; fresh && refused <= maxLogged {
+				first = append(first, refusedName{reg, err})
 			}
 			continue
+		}
+		switch {
+		case !fresh:
+			x.server.log().Info("name is now registered", "name", reg.Name.String(), "port", reg.Port, "owner", x.req.Peer.ID, "source", x.req.Source.String())
+		case x.server.Groups.isShared(m):
+			results[i].Shared = true
+			if !shared[reg.Name] && len(shared) < maxLogged {
+				x.server.Groups.logShared(m)
+			}
+			shared[reg.Name] = true
 		}
 		if x.draining {
 			m.Drain()
@@ -153,12 +200,16 @@ func (x *serverSession) registerLocked(list []Registration, fresh bool) {
 	if fresh {
 		x.over = over
 		if len(over) > 0 {
-			x.server.log().Warn("names refused to a connector", "names", len(over), "owner", x.req.Peer.ID, "source", x.req.Source.String(), "error", errNames.Error())
+			x.server.log().Info("names refused to a connector", "names", len(over), "owner", x.req.Peer.ID, "source", x.req.Source.String(), "reason", string(tunnel.Overload), "error", errNames.Error())
 		}
 	} else {
 		results = append(results, x.over...)
 	}
+	if more := len(shared) - maxLogged; more > 0 {
+		x.server.log().Info("more names have several connectors, which share their requests", "names", more, "owner", x.req.Peer.ID, "source", x.req.Source.String())
+	}
 	x.asked, x.refused, x.results = asked, refused, results
+	return first
 }
 
 // errNames is why a session gets no more names.

@@ -211,6 +211,9 @@ func byLoad(members []*Membership, turn int) []*Membership {
 }
 
 func (t groupTransport) errNoSession() error {
+	if name, ok := strings.CutPrefix(t.name, "@"); ok { // liveGroup
+		return tunnel.Refusef(tunnel.DialFailed, "reverse: no connector has a session for %q", name)
+	}
 	return tunnel.Refusef(tunnel.DialFailed, "reverse: no connector has a session for group %q", t.name)
 }
 

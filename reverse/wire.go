@@ -64,7 +64,8 @@ type Result struct {
 	Port   uint16         `json:"port,omitzero"`
 	Reason tunnel.Reason  `json:"reason,omitempty"` // why the gateway has refused it; "" if it has not
 	Error  string         `json:"error,omitempty"`
-	Taken  bool           `json:"taken,omitempty"` // it belongs to another owner, which those alone are told that may register it
+	Taken  bool           `json:"taken,omitempty"`  // it belongs to another owner, which those alone are told that may register it
+	Shared bool           `json:"shared,omitempty"` // other connectors of the owner have it, too, and share its requests
 }
 
 // A control is a line on the control stream.

@@ -552,3 +552,20 @@ func TestForwardedLimit(t *testing.T) {
 }
 
 func netAddrPort(port uint16) netip.AddrPort { return netip.AddrPortFrom(netip.Addr{}, port) }
+
+// Two clients with one key and one name share its requests, which the log says.
+func TestNamesOfTwoClients(t *testing.T) {
+	w := newWorld(t)
+	for range 2 {
+		if _, ok := forwardName(t, login(t, w.Addr, w.alice), "a.test", 443); !ok {
+			t.Fatal("the name is refused")
+		}
+	}
+	w.wantLogged(t, `level=INFO msg="name has several connectors, which share its requests" name=a.test connectors=2 owner=alice`)
+	w.deny("alice", true)
+	if s := w.sessions.Sessions(); len(s) != 2 || len(s[0].Names) != 0 || len(s[0].Refused) != 1 || s[0].Refused[0].Reason != tunnel.Denied {
+		t.Errorf("the sessions are %+v, want a refused name of each", s)
+	}
+	w.deny("alice", false)
+	w.wantLogged(t, `level=INFO msg="name is now registered" name=a.test port=443 owner=alice`)
+}

@@ -334,6 +334,7 @@ type ConnectorSession struct {
 	Pool      int                    `json:"pool,omitempty"` // pool connections that wait
 	Draining  bool                   `json:"draining,omitempty"`
 	Names     []reverse.Registration `json:"names"`
+	Refused   []reverse.Result       `json:"refused,omitempty"` // names that it has asked for and does not have
 }
 
 // A ConnectorName is a name that connectors have registered.
@@ -342,6 +343,10 @@ type ConnectorName struct {
 	Owner    string    `json:"owner"`
 	Sessions int       `json:"sessions"`       // to this replica
 	Until    time.Time `json:"until,omitzero"` // when it is free for others, where there is no session
+
+	// Connectors is how many processes, or connections of SSH, the sessions are of: several share
+	// the requests.
+	Connectors int `json:"connectors"`
 
 	Replicas []ConnectorReplica `json:"replicas,omitempty"` // others that have sessions for the name
 }
@@ -359,7 +364,7 @@ func (g *Gateway) Connectors() Connectors {
 	for _, s := range g.sessions.Sessions() {
 		one := ConnectorSession{
 			ID: s.ID, Owner: s.Owner, Connector: s.Connector, Source: s.Source.String(), Listener: s.Listener, Protocol: s.Proto, TLS: s.Secure,
-			Since: s.Since, Streams: s.Streams, In: s.In, Out: s.Out, Pool: s.Pool, Draining: s.Draining, Names: s.Names,
+			Since: s.Since, Streams: s.Streams, In: s.In, Out: s.Out, Pool: s.Pool, Draining: s.Draining, Names: s.Names, Refused: s.Refused,
 		}
 		if one.Names == nil {
 			one.Names = []reverse.Registration{}
@@ -367,7 +372,7 @@ func (g *Gateway) Connectors() Connectors {
 		list.Sessions = append(list.Sessions, one)
 	}
 	for _, n := range g.groups.List() {
-		one := ConnectorName{Name: n.Name.String(), Owner: n.Owner, Sessions: len(n.Members), Until: n.Until}
+		one := ConnectorName{Name: n.Name.String(), Owner: n.Owner, Sessions: len(n.Members), Connectors: n.Connectors, Until: n.Until}
 		for _, r := range n.Remote {
 			one.Replicas = append(one.Replicas, ConnectorReplica(r))
 		}

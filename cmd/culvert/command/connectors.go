@@ -13,6 +13,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"culvert.dev/internal/gateway"
+	"culvert.dev/reverse"
+	"culvert.dev/tunnel"
 )
 
 type connectorsOptions struct {
@@ -27,9 +29,12 @@ func newConnectors() *cobra.Command {
 		Use:   "connectors",
 		Short: "List the connectors that have a reverse session to a running gateway",
 		Long: `Connectors lists the reverse sessions to a running gateway, the oldest first, and
-the names that they serve. Names whose sessions are to another replica of the
-gateway are listed with that replica. Names whose last session has ended are
-listed as long as they are kept for their owner.
+the names that they serve, and those that they ask for and are refused, with the
+reason. Names with several connectors, which share the requests, are listed with
+their number: they are replicas, or the same credentials are used twice. Names
+whose sessions are to another replica of the gateway are listed with that replica.
+Names whose last session has ended are listed as long as they are kept for their
+owner.
 
 With -o json it prints an object for programs, with the sessions and the names.`,
 		Example: `  culvert connectors --admin 127.0.0.1:9090
@@ -82,15 +87,14 @@ func printConnectors(w io.Writer, list *gateway.Connectors, now time.Time) error
 			s := &list.Sessions[i]
 			var names []string
 			for _, n := range s.Names {
-				name := n.Name.String()
-				if n.Port != 0 {
-					name += ":" + strconv.Itoa(int(n.Port))
-				}
-				names = append(names, name)
+				names = append(names, namePort(n.Name, n.Port))
 			}
 			text := strings.Join(names[:min(most, len(names))], ", ")
 			if n := len(names) - most; n > 0 {
 				text += fmt.Sprintf(" and %d more", n)
+			}
+			if refused := refusedNames(s.Refused); refused != "" {
+				text = strings.TrimPrefix(text+"; "+refused, "; ")
 			}
 			if s.Draining {
 				text += " (draining)"
@@ -103,6 +107,9 @@ func printConnectors(w io.Writer, list *gateway.Connectors, now time.Time) error
 		if err := writeTable(w, rows, 0, 1, 2); err != nil {
 			return err
 		}
+	}
+	if err := printShared(w, list.Names); err != nil {
+		return err
 	}
 	for i := range list.Names {
 		n := &list.Names[i]
@@ -118,6 +125,48 @@ func printConnectors(w io.Writer, list *gateway.Connectors, now time.Time) error
 		if _, err := fmt.Fprintf(w, "%s has no session, and is kept for %s for %s\n", printable(n.Name), printable(n.Owner), left); err != nil {
 			return err
 		}
+	}
+	return nil
+}
+
+// refusedNames says which names a connector has asked for and does not have, and why; "" for none.
+func refusedNames(refused []reverse.Result) string {
+	const most = 3
+	var all []string
+	for i := range refused[:min(most, len(refused))] {
+		r := &refused[i]
+		all = append(all, fmt.Sprintf("%s (%s)", namePort(r.Name, r.Port), r.Reason))
+	}
+	switch more := len(refused) - most; {
+	case len(all) == 0:
+		return ""
+	case more > 0:
+		return fmt.Sprintf("refused: %s and %d more", strings.Join(all, ", "), more)
+	}
+	return "refused: " + strings.Join(all, ", ")
+}
+
+// namePort is a name as a connector registers it, for any port where port is 0.
+func namePort(name tunnel.Pattern, port uint16) string {
+	if port == 0 {
+		return name.String()
+	}
+	return name.String() + ":" + strconv.Itoa(int(port))
+}
+
+// printShared says which names have several connectors: replicas of a service, or somebody who has
+// taken the name and identity of another.
+func printShared(w io.Writer, names []gateway.ConnectorName) error {
+	const most = 5
+	shared := slices.DeleteFunc(slices.Clone(names), func(n gateway.ConnectorName) bool { return n.Connectors < 2 })
+	for _, n := range shared[:min(most, len(shared))] {
+		if _, err := fmt.Fprintf(w, "%s has %d connectors, which share its requests\n", printable(n.Name), n.Connectors); err != nil {
+			return err
+		}
+	}
+	if more := len(shared) - most; more > 0 {
+		_, err := fmt.Fprintf(w, "%s more have several connectors, too\n", plural(more, "name"))
+		return err
 	}
 	return nil
 }

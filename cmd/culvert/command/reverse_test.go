@@ -172,9 +172,26 @@ func TestReverseGuide(t *testing.T) {
 		t.Errorf("culvert connectors prints %q and %v for a name that is kept", out.String(), err)
 	}
 
+	// Another connector with the identity shares the requests, and people see it.
+	second := w.connector(t, "spiffe://corp.example/ns/edge/sa/one", w.recipe)
+	testnet.Eventually(t, patience, func() bool { c, _ := session(second); return c }, "the second connector has a session")
+	list = w.gateway.Connectors()
+	out.Reset()
+	if err := printConnectors(&out, &list, time.Now()); err != nil || !strings.Contains(out.String(), "\ncam.edge.example has 2 connectors, which share its requests\n") {
+		t.Errorf("culvert connectors prints %q and %v for two connectors of one name", out.String(), err)
+	}
+	if s := second.Status().Reverse.To[0]; len(s.Names) != 1 || !s.Names[0].Shared {
+		t.Errorf("the second connector knows %+v, want that the name is shared", s.Names)
+	}
+
 	// Another owner gets neither the name nor, without a policy, any other.
 	other := w.connector(t, "spiffe://corp.example/ns/edge/sa/two", w.recipe)
 	testnet.Eventually(t, patience, func() bool { c, refused := session(other); return c && refused == 1 }, "the name is refused to another owner")
+	list = w.gateway.Connectors()
+	out.Reset()
+	if err := printConnectors(&out, &list, time.Now()); err != nil || !strings.Contains(out.String(), "  refused: cam.edge.example (denied)\n") {
+		t.Errorf("culvert connectors prints %q and %v for a name that is refused", out.String(), err)
+	}
 	stranger := w.connector(t, "spiffe://corp.example/ns/web/sa/three", strings.Replace(w.recipe, "cam.edge", "bell.edge", 1))
 	testnet.Eventually(t, patience, func() bool { c, refused := session(stranger); return c && refused == 1 }, "the name is refused to who has no permission")
 	if got, err := w.ask(t, "cam.edge.example"); err != nil || got != want {
