@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"strconv"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -111,8 +112,18 @@ func (o *exposeOptions) check() error {
 			return usageError("", "%q is not a name to expose: %w", name, err)
 		}
 	}
-	if _, _, err := net.SplitHostPort(o.to); err != nil {
+	if strings.HasPrefix(o.to, "unix:") || strings.HasPrefix(o.to, "/") {
+		return usageError("have it listen on loopback, too, and write HOST:PORT", "--to %q: a service at a Unix socket can't be exposed", o.to)
+	}
+	host, port, err := net.SplitHostPort(o.to)
+	if err != nil {
 		return usageError("write HOST:PORT", "--to %q: %w", o.to, err)
+	}
+	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
+		return usageError("it is a number from 1 to 65535", "--to %q: %q is not a port", o.to, port)
+	}
+	if host == "" {
+		return usageError("write HOST:PORT, as in 127.0.0.1:"+port, "--to %q has no host", o.to)
 	}
 	for i, via := range o.via {
 		if host, _, _ := net.SplitHostPort(withPort(via, "443")); host == "" {
@@ -247,7 +258,7 @@ func (x *exposing) follow(ctx context.Context, g *gateway.Gateway, ran <-chan er
 			return errors.Join(refused, err)
 		case <-interrupted:
 			interrupted = nil
-			x.event(exposeEvent{Event: "draining"}, "stopping: open streams may end; interrupt again to abort them")
+			x.event(exposeEvent{Event: "draining"}, "stopping when the open streams have ended; interrupt again to stop at once")
 		case <-tick.C:
 			in, out := g.Carried()
 			sessions := g.ReverseSessions()

@@ -42,7 +42,8 @@ type exposeEvent struct {
 	Reason   string    `json:"reason,omitempty"`
 	Error    string    `json:"error,omitempty"`
 	Hint     string    `json:"hint,omitempty"`
-	Count    int64     `json:"count,omitempty"` // of failed requests like this
+	Count    int64     `json:"count,omitempty"`  // of failed requests like this
+	Shared   bool      `json:"shared,omitempty"` // of session: another connector has the name, too
 	Sessions *int      `json:"sessions,omitempty"`
 	Streams  *int      `json:"streams,omitempty"`
 	In       *int64    `json:"in,omitempty"`  // bytes to the service
@@ -133,6 +134,7 @@ type sessionReport struct {
 	hint   string
 	never  bool // a new attempt fails, too, until the configuration of one side changes
 	taken  bool // the name belongs to another owner
+	shared bool // other connectors have the name, too
 }
 
 // look reports what has changed of the sessions. It returns an error if no gateway will ever
@@ -155,7 +157,7 @@ func (x *exposing) look(sessions []reverse.SessionState) error {
 		}
 		if key := n.event + n.hint; n.event != "" && x.reported[i] != key {
 			x.reported[i] = key
-			x.event(exposeEvent{Event: n.event, Gateway: s.Gateway, Reason: n.reason, Error: n.err, Hint: n.hint}, "%s: %s", s.Gateway, n.text)
+			x.event(exposeEvent{Event: n.event, Gateway: s.Gateway, Reason: n.reason, Error: n.err, Hint: n.hint, Shared: n.shared}, "%s: %s", s.Gateway, n.text)
 		}
 	}
 	if hope || hopeless == nil {
@@ -184,7 +186,12 @@ func (x *exposing) report(s *reverse.SessionState) sessionReport {
 		if s.Draining {
 			return sessionReport{event: "lost", text: "the gateway is about to stop"}
 		}
-		return sessionReport{event: "session", text: x.o.name + " is registered"}
+		n := sessionReport{event: "session", text: x.o.name + " is registered"}
+		if slices.ContainsFunc(s.Names, func(r reverse.Result) bool { return r.Shared }) {
+			n.shared = true
+			n.hint = "another connector with the same identity has it, too: each of them gets a part of the requests; \"culvert connectors\" at the gateway lists them"
+		}
+		return n
 	}
 	if s.Err == nil || errors.Is(s.Err, reverse.ErrSameReplica) {
 		return sessionReport{}
@@ -225,6 +232,8 @@ func (x *exposing) sessionHint(err error) string {
 		refused *tunnel.Error
 	)
 	switch {
+	case isProhibited(err):
+		return "the name in --via leads to this machine itself, or to its link: write the address in place of the name, with --server-name NAME"
 	case errors.As(err, &unknown):
 		return "name the CA of the gateway's certificate with --ca FILE"
 	case errors.As(err, &invalid) && invalid.Reason == x509.Expired:
@@ -236,7 +245,7 @@ func (x *exposing) sessionHint(err error) string {
 	case errors.As(err, &op) && op.Op == "remote error" && strings.Contains(op.Err.Error(), "unrecognized name"):
 		return "the gateway has no listener that ends TLS for this name: give one that it has with --server-name NAME"
 	case errors.As(err, &op) && op.Op == "remote error" && strings.Contains(op.Err.Error(), "no application protocol"):
-		return fmt.Sprintf("the gateway's listener does not take %s there: add it to protocols of its tls, or choose another one with --protocol", x.o.protocol)
+		return x.protocolHint()
 	case errors.As(err, &op) && op.Op == "remote error" && x.o.cert == "" && x.o.joined == nil:
 		return "the gateway's listener asks for a client certificate: give one with --cert and --key"
 	case errors.As(err, &op) && op.Op == "remote error":
@@ -258,10 +267,32 @@ func (x *exposing) sessionHint(err error) string {
 			return hintRemoved
 		}
 		return "the gateway does not know you: give --cert and --key, or --token-file, as its listener asks for"
+	case tunnel.BadMethod:
+		return x.protocolHint()
 	case tunnel.NoRoute, tunnel.Unsupported, tunnel.BadRequest:
 		return "is --via a listener of a culvert gateway that ends TLS and takes " + oneOf(exposeProtocols) + "?"
 	}
 	return x.dialHint(err)
+}
+
+// protocolHint says what to do about a listener that takes other protocols.
+func (x *exposing) protocolHint() string {
+	return fmt.Sprintf("the gateway's listener does not take %s there: add it to protocols of its tls, or choose another one with --protocol", x.o.protocol)
+}
+
+// isProhibited reports whether err is about an address that is dialed only where it is written
+// itself, such as 127.0.0.1.
+func isProhibited(err error) bool {
+	for err != nil {
+		if e, ok := err.(*tunnel.Error); ok && e.Reason == tunnel.Prohibited {
+			return true
+		}
+		if many, ok := err.(interface{ Unwrap() []error }); ok {
+			return slices.ContainsFunc(many.Unwrap(), isProhibited)
+		}
+		err = errors.Unwrap(err)
+	}
+	return false
 }
 
 // dialHint returns what to do about a gateway that can't be reached, "" where it helps to wait.
@@ -311,7 +342,12 @@ func (x *exposing) observe(o *tunnel.Outcome) {
 	if o.Err != nil {
 		x.last.Error = clipError(o.Err.Error())
 	}
-	if o.Reason == tunnel.DialFailed || o.Reason == tunnel.DialTimeout {
+	switch {
+	case isProhibited(o.Err):
+		x.last.Hint = "the name in --to leads to this machine itself, or to its link: write the address in its place, as in --to 127.0.0.1:8443"
+	case o.Reason == tunnel.LookupError:
+		x.last.Hint = "correct the name in --to " + x.o.to + ", or have the DNS server of this machine answer it"
+	case o.Reason == tunnel.DialFailed, o.Reason == tunnel.DialTimeout:
 		x.last.Hint = "does the service listen at " + x.o.to + "?"
 	}
 }
@@ -355,7 +391,7 @@ func (x *exposing) progress(sessions []reverse.SessionState, in, out int64) {
 		return
 	}
 	if x.terminal {
-		_, _ = io.WriteString(x.w, string(markLine)+line)
+		_, _ = io.WriteString(x.w, string(markLine)+string(markCut)+line+string(markWrap))
 	} else if !x.shown.IsZero() { // at the beginning there is nothing to say
 		x.event(exposeEvent{Event: "progress", Sessions: &open, Streams: &streams, In: &in, Out: &out}, "%s", line)
 	}

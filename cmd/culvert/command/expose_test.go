@@ -112,6 +112,11 @@ func TestExposeGuide(t *testing.T) {
 		t.Fatalf("got %q and %v, want %q", got, err, helloClient)
 	}
 
+	twin := w.expose(t, "spiffe://corp.example/ns/edge/sa/one", []string{gateway})
+	twin.says(t, "cam.edge.example is registered\n  another connector with the same identity has it, too")
+	twin.stop()
+	<-twin.done
+
 	taken := w.expose(t, "spiffe://corp.example/ns/edge/sa/two", []string{gateway})
 	taken.ends(t, "it belongs to another owner")
 	if !strings.Contains(taken.errors.String(), "take another name") {
@@ -288,6 +293,8 @@ func TestExposeHints(t *testing.T) {
 		{"connect", syscall.ECONNREFUSED, "start the gateway"},
 		{"connect", os.ErrDeadlineExceeded, "let TCP to that port through"},
 		{"connect-h3", os.ErrDeadlineExceeded, "--protocol connect-h2 goes by TCP"},
+		{"connect", tunnel.Refusef(tunnel.DialFailed, "proxy: %w", tunnel.Refusef(tunnel.Prohibited, "127.0.0.1:443 is loopback")), "write the address in place of the name, with --server-name"},
+		{"websocket", tunnel.Refusef(tunnel.BadMethod, "status 405"), "does not take websocket there"},
 		{"connect", io.EOF, ""},
 	} {
 		x := &exposing{o: &exposeOptions{protocol: c.protocol}}
@@ -328,6 +335,35 @@ func TestExposeShowsWhyRequestsFail(t *testing.T) {
 		x.progress(nil, 0, 0)
 		if got := out.String(); !strings.Contains(got, "dial 127.0.0.1:9999: connect: connection refused\n  does the service listen at 127.0.0.1:9999?\n") || len(got) > 500 {
 			t.Errorf("got %q", got)
+		}
+	}
+}
+
+// The line that is written again and again is not wrapped where the terminal is narrow: what it
+// would leave behind stays.
+func TestExposeProgressIsOneLine(t *testing.T) {
+	var out strings.Builder
+	x := newExposing(&cleanWriter{w: &out, color: true}, &exposeOptions{name: "cam.edge.example", to: "127.0.0.1:9999"})
+	x.progress(nil, 0, 0)
+	if got, want := out.String(), "\r\x1b[K\x1b[?7l0 of 0 sessions, 0 streams, 0 B to the service, 0 B from it\x1b[?7h"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+// What to do about a service that can't be reached depends on why.
+func TestExposeHintsOfRequests(t *testing.T) {
+	for _, c := range []struct {
+		err  error
+		want string
+	}{
+		{tunnel.Refusef(tunnel.DialFailed, "none of 1: %w", errors.Join(tunnel.Refusef(tunnel.Prohibited, "127.0.0.1:8443 is loopback"))), "--to 127.0.0.1:8443"},
+		{tunnel.Refusef(tunnel.LookupError, "lookup of db.lan"), "have the DNS server of this machine answer it"},
+		{tunnel.Refusef(tunnel.DialFailed, "connection refused"), "does the service listen at db.lan:8443?"},
+	} {
+		x := newExposing(io.Discard, &exposeOptions{name: "cam.edge.example", to: "db.lan:8443"})
+		x.observe(&tunnel.Outcome{Reason: tunnel.ReasonOf(c.err), Err: c.err})
+		if !strings.Contains(x.last.Hint, c.want) {
+			t.Errorf("%v: %q, want %q", c.err, x.last.Hint, c.want)
 		}
 	}
 }

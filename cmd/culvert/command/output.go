@@ -19,9 +19,11 @@ const (
 	markEnd
 	markClear // the screen, before it is drawn anew
 	markLine  // the line, likewise
+	markCut   // what does not fit into the line that follows is not shown
+	markWrap  // it is again
 )
 
-var markCodes = [...]string{"\x1b[31m", "\x1b[32m", "\x1b[33m", "\x1b[m", "\x1b[H\x1b[2J\x1b[3J", "\r\x1b[K"}
+var markCodes = [...]string{"\x1b[31m", "\x1b[32m", "\x1b[33m", "\x1b[m", "\x1b[H\x1b[2J\x1b[3J", "\r\x1b[K", "\x1b[?7l", "\x1b[?7h"}
 
 // painted is s in a color.
 func painted(mark rune, s string) string { return string(mark) + s + string(markEnd) }
@@ -35,7 +37,7 @@ func doubtful(s string) string { return painted(markYellow, s) }
 func width(s string) int {
 	n := 0
 	for _, r := range s {
-		if r < markRed || r > markLine {
+		if r < markRed || r > markWrap {
 			n++
 		}
 	}
@@ -90,7 +92,7 @@ func (c *cleanWriter) Write(p []byte) (int, error) {
 		}
 		r, size := utf8.DecodeRune(in)
 		switch {
-		case r >= markRed && r <= markLine:
+		case r >= markRed && r <= markWrap:
 			if c.color {
 				out = append(out, markCodes[r-markRed]...)
 			}
