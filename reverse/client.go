@@ -19,8 +19,8 @@ const (
 	openTimeout = 20 * time.Second // from the dial to the welcome
 	firstRetry  = 250 * time.Millisecond
 	lastRetry   = 30 * time.Second
-	steadyAfter = time.Minute // a session that lasted is followed by the next at once
-	sameReplica = 10 * time.Second
+	steadyAfter = time.Minute      // a session that lasted is followed by the next at once
+	sameReplica = 10 * time.Second // after an attempt that led to a replica which has a session
 
 	controlTimeout = 20 * time.Second      // until the gateway has opened the control stream
 	replaceWithin  = 5 * time.Second       // a session whose gateway drains
@@ -57,10 +57,10 @@ type Client struct {
 	// Budget has the descriptors of pool connections; nil means no limit.
 	Budget *tunnel.Budget
 
-	// Changed is told of each change of State. It must not block. May be nil.
+	// Changed is called after each change of State. It must not block. May be nil.
 	Changed func()
 
-	// Log receives what becomes of the sessions. Nil discards it.
+	// Log receives which sessions begin, end and fail. Nil discards it.
 	Log *slog.Logger
 
 	once sync.Once
@@ -68,7 +68,7 @@ type Client struct {
 
 	mu       sync.Mutex // guards what follows
 	names    []Registration
-	over     []Result // of names that no session may have beside those
+	over     []Result // for names beyond the limits of a session
 	changes  uint64   // of names
 	slots    []*slot
 	replicas map[string]*clientSession // the sessions that count, by replica
@@ -78,7 +78,7 @@ type Client struct {
 	active   sync.WaitGroup
 }
 
-// A SessionState is what there is to say about one session that a Client wants to have.
+// A SessionState is the state of one session of a Client.
 type SessionState struct {
 	Gateway   string    `json:"gateway"`
 	Connected bool      `json:"connected"`
@@ -93,7 +93,7 @@ type SessionState struct {
 	Err error `json:"-"` // Error, for errors.Is and errors.As; nil where there is a session
 }
 
-// A slot is one session to one gateway, or the attempts to have it.
+// A slot is one session to one gateway, or the attempts to open it.
 type slot struct {
 	gateway *Gateway
 
@@ -115,7 +115,7 @@ func (c *Client) SetNames(list []Registration) {
 	c.mu.Unlock()
 	for _, x := range open {
 		c.start(func() {
-			x.tellNames()
+			x.sendNames()
 		})
 	}
 }
@@ -188,7 +188,7 @@ func (c *Client) log() *slog.Logger {
 	return c.Log
 }
 
-// keep has a session in slot s until ctx is done.
+// keep keeps a session in slot s until ctx is done.
 func (c *Client) keep(ctx context.Context, s *slot) {
 	failures := 0
 	for ctx.Err() == nil && !c.isDraining() {
@@ -199,11 +199,11 @@ func (c *Client) keep(ctx context.Context, s *slot) {
 	}
 }
 
-// errPanicked is why an attempt has failed that ended with a panic, which is logged.
+// errPanicked is the error of an attempt that has panicked. The panic itself is logged.
 var errPanicked = errors.New("reverse: the attempt ended with a panic, see the log")
 
-// attempt has one session in slot s until it ends, and returns why it has or why there is
-// none. A panic is a failure like any other: the next attempt may have more luck.
+// attempt opens a session in slot s and waits for its end. It returns why the session has ended, or
+// why there is none. A panic is a failure like any other: the next attempt may succeed.
 func (c *Client) attempt(ctx context.Context, s *slot, failures *int) (err error) {
 	defer func() {
 		if v := recover(); v != nil {
@@ -277,7 +277,7 @@ func sleep(ctx context.Context, d time.Duration) bool {
 // ErrSameReplica is the error for a session to a replica that another session leads to.
 var ErrSameReplica = errors.New("reverse: it led to a replica that has a session")
 
-// failed notes that s has no session because of err; x is the one it had, nil for none.
+// failed records that s has no session because of err. x is the one that it had, nil for none.
 func (c *Client) failed(s *slot, x *clientSession, err error) {
 	c.mu.Lock()
 	if s.session == x || x == nil {
@@ -296,7 +296,7 @@ func (c *Client) changed() {
 	}
 }
 
-// connect opens a session for s, and has it served.
+// connect opens a session for s and starts to serve it.
 func (c *Client) connect(ctx context.Context, s *slot) (*clientSession, error) {
 	opening, cancel := context.WithTimeout(ctx, openTimeout)
 	defer cancel()
@@ -326,8 +326,8 @@ func (c *Client) connect(ctx context.Context, s *slot) (*clientSession, error) {
 			first.Have = append(first.Have, replica)
 		}
 	}
-	if x.begins(&first, c.names) {
-		x.told = c.changes
+	if x.fillHello(&first, c.names) {
+		x.sent = c.changes
 	}
 	c.mu.Unlock()
 	w, err := x.begin(&first)
@@ -346,7 +346,7 @@ func (c *Client) connect(ctx context.Context, s *slot) (*clientSession, error) {
 		x.serve(ctx)
 	})
 	c.log().Info("session to the gateway", "gateway", s.gateway.Name, "replica", w.Replica, "names", len(first.Register))
-	x.logRefused(x.results(w.Names))
+	x.logRefused(x.setResults(w.Names))
 	c.changed()
 	opened = true
 	return x, nil
@@ -383,8 +383,8 @@ func (c *Client) isDraining() bool {
 	return c.draining
 }
 
-// Drain tells the gateways that this connector is about to stop, and has each session end
-// with the last of its streams. It does not wait.
+// Drain tells the gateways that this connector is about to stop, and ends each session with the
+// last of its streams. It does not wait.
 func (c *Client) Drain() {
 	c.mu.Lock()
 	c.draining = true
@@ -397,7 +397,7 @@ func (c *Client) Drain() {
 	}
 }
 
-// State returns what there is to say about each session.
+// State returns the state of each session.
 func (c *Client) State() []SessionState {
 	c.mu.Lock()
 	defer c.mu.Unlock()

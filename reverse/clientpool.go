@@ -16,7 +16,8 @@ import (
 	"culvert.dev/tunnel"
 )
 
-// poolSteady is how long a pool connection stands where the gateway has taken its ticket.
+// poolSteady is how long a pool connection must last: the gateway closes one earlier if it does not
+// accept the ticket.
 const poolSteady = 2 * time.Second
 
 // poolRetry is the most that a connector waits after pool connections have failed.
@@ -27,24 +28,24 @@ type clientPool struct {
 	x       *clientSession
 	gateway *Gateway
 	tickets chan []poolTicket // has room for one
-	change  chan struct{}     // has room for one: there is one connection less
+	change  chan struct{}     // has room for one: a connection has ended
 
 	mu       sync.Mutex // guards what follows
 	idle     map[uint64]*readyConn
 	used     map[*poolStream]struct{}
-	opening  int  // of those in idle or about to be
+	opening  int  // connections that are being opened
 	asked    int  // tickets that the gateway was asked for, and has not given
-	failures int  // in a row, of several at once one
-	counted  bool // one of those since the last wish for tickets
+	failures int  // in a row; those since one request for tickets count once
+	counted  bool // failures has counted one since the last request for tickets
 	warned   bool
 	closed   bool
 }
 
 // A readyConn is a pool connection that no request has taken.
 type readyConn struct {
-	conn  *tunnel.Conn
-	quiet chan struct{} // closed once nothing is read any more
-	fit   bool          // set before: nothing has come
+	conn     *tunnel.Conn
+	readDone chan struct{} // closed once wait does not read any more
+	fit      bool          // set before readDone is closed: no byte has come
 }
 
 func newClientPool(x *clientSession) *clientPool {
@@ -95,7 +96,7 @@ func (p *clientPool) run(ctx context.Context, done <-chan struct{}) {
 	}
 }
 
-// waitFor waits for d. It is false where done is closed before.
+// waitFor waits for d. It returns false if done is closed before.
 func waitFor(done <-chan struct{}, d time.Duration) bool {
 	t := time.NewTimer(d)
 	defer t.Stop()
@@ -107,8 +108,7 @@ func waitFor(done <-chan struct{}, d time.Duration) bool {
 	}
 }
 
-// missing returns how many connections there are to be opened, and how many have failed in a
-// row.
+// missing returns how many connections are to be opened, and how many have failed in a row.
 func (p *clientPool) missing() (n, failures int) {
 	draining := p.x.isDraining() || p.x.client.isDraining()
 	p.mu.Lock()
@@ -156,11 +156,11 @@ func (p *clientPool) got(list []poolTicket) {
 	}
 	select {
 	case p.tickets <- list:
-	default: // a late answer is in its place
+	default: // there is a late answer to the request before
 	}
 }
 
-// failed notes that there is one connection less because of err, which is nil where it was good.
+// failed records that a connection has ended. err is nil if that was no failure.
 func (p *clientPool) failed(err error) {
 	p.mu.Lock()
 	warn := err != nil && !p.warned && !p.closed
@@ -186,14 +186,14 @@ func (p *clientPool) notify() {
 	}
 }
 
-// open opens a pool connection by a ticket, and returns when it was taken or has ended.
+// open opens a pool connection by a ticket, and returns when a request has taken it or it has ended.
 func (p *clientPool) open(ctx context.Context, t poolTicket) {
 	began := time.Now()
 	r, err := p.connect(ctx, t)
 	p.mu.Lock()
 	p.opening--
 	p.mu.Unlock()
-	p.notify() // until here it counted twice, and requests may have taken others
+	p.notify() // it has counted twice until now, and requests may have taken others
 	if err == nil {
 		err = p.wait(r, t.ID, began)
 	}
@@ -220,7 +220,7 @@ func (p *clientPool) connect(ctx context.Context, t poolTicket) (*readyConn, err
 		budget.Give(1)
 		return nil, err
 	}
-	r := &readyConn{conn: tunnel.NewConn(c), quiet: make(chan struct{})}
+	r := &readyConn{conn: tunnel.NewConn(c), readDone: make(chan struct{})}
 	keepAlive(c)
 	p.mu.Lock()
 	_, twice := p.idle[t.ID]
@@ -238,7 +238,7 @@ func (p *clientPool) connect(ctx context.Context, t poolTicket) (*readyConn, err
 		if err != nil && p.remove(t.ID, r) {
 			err = fmt.Errorf("the ticket could not be sent: %w", err)
 		} else if err != nil {
-			err = nil // take sees it
+			err = nil // a request has taken it, and take finds the failure
 		}
 	}
 	if err != nil {
@@ -264,10 +264,10 @@ func (p *clientPool) discard(r *readyConn) {
 	p.x.client.Budget.Give(1)
 }
 
-// errPoolEnded is why a pool connection that has just been opened has ended.
+// errPoolEnded is the error of a pool connection that ends as soon as it was opened.
 var errPoolEnded = errors.New("the gateway has closed it: its listener may lack the protocol " + PoolProtocolName + ", another replica got it, or it came from another address than the session")
 
-// wait returns when r was taken or has ended. The error is about one that ended at once.
+// wait returns when a request has taken r or r has ended. The error is for one that ended at once.
 func (p *clientPool) wait(r *readyConn, id uint64, began time.Time) error {
 	var b [1]byte
 	n, err := r.conn.Read(b[:])
@@ -282,11 +282,11 @@ func (p *clientPool) wait(r *readyConn, id uint64, began time.Time) error {
 		return nil
 	}
 	r.fit = n == 0 && errors.Is(err, os.ErrDeadlineExceeded)
-	close(r.quiet)
+	close(r.readDone)
 	return nil
 }
 
-// take returns the pool connection of a request; nil where it has ended.
+// take returns the pool connection of a request, and nil if it has ended.
 func (p *clientPool) take(id string) *poolStream {
 	n, err := strconv.ParseUint(id, 10, 64)
 	if err != nil {
@@ -301,7 +301,7 @@ func (p *clientPool) take(id string) *poolStream {
 	delete(p.idle, n)
 	p.mu.Unlock()
 	_ = r.conn.SetReadDeadline(time.Unix(1, 0))
-	<-r.quiet
+	<-r.readDone
 	if !r.fit || r.conn.SetReadDeadline(time.Time{}) != nil {
 		p.discard(r)
 		return nil
@@ -343,7 +343,7 @@ func (p *clientPool) close() {
 	}
 }
 
-// idleCount is how many connections wait.
+// idleCount returns how many connections wait.
 func (p *clientPool) idleCount() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -354,7 +354,7 @@ type poolStreamKey struct{}
 
 // AdmitList implements connect.Service. The gateway asks for the control stream on behalf of the
 // connector's own request, which is no loop. The answer to a request with a pool connection says
-// whether that is used. What the gateway says of the caller is for the log alone.
+// whether that is used. The caller that the gateway names is for the log alone.
 func (s *service) AdmitList(ctx context.Context, req *tunnel.Request, list *connect.HeaderList) (context.Context, connect.Fields, error) {
 	if isControl(list.Authority) {
 		return new(connect.Protocol).AdmitList(ctx, req, list)
@@ -372,8 +372,8 @@ func (s *service) AdmitList(ctx context.Context, req *tunnel.Request, list *conn
 	return context.WithValue(ctx, poolStreamKey{}, st), append(fields, connect.Field{Name: poolField, Value: id}), nil
 }
 
-// overPool has req served over the pool connection that it came with, if it did. The context
-// that it returns does not end with the stream that req came on.
+// overPool serves req over the pool connection that it came with, if any. The context that it
+// returns does not end with the stream that req came on.
 func (x *clientSession) overPool(ctx context.Context, req *tunnel.Request) (_ context.Context, done func()) {
 	st, ok := ctx.Value(poolStreamKey{}).(*poolStream)
 	if !ok {

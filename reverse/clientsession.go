@@ -26,14 +26,14 @@ type clientSession struct {
 	proto   h2.Protocol
 	streams atomic.Int64
 	pool    *clientPool // nil for none
-	telling sync.Mutex  // held by tellNames
+	sending sync.Mutex  // held by sendNames
 	replica string
 	names   []Result // guarded by the client's mu
 
 	mu       sync.Mutex // guards what follows
 	control  *controlStream
 	draining bool
-	told     uint64 // of the client's changes
+	sent     uint64 // the last of the client's changes that the gateway has
 	err      error
 
 	drained chan struct{} // closed where the gateway drains
@@ -61,8 +61,8 @@ func (x *clientSession) begin(first *hello) (*welcome, error) {
 	return &w, nil
 }
 
-// begins has the first line register as many of list as fit. It reports whether these are all.
-func (*clientSession) begins(first *hello, list []Registration) (all bool) {
+// fillHello adds as many of list to the first line as fit. It reports whether these are all.
+func (*clientSession) fillHello(first *hello, list []Registration) (all bool) {
 	b, err := json.Marshal(first)
 	if err != nil {
 		return false
@@ -72,13 +72,13 @@ func (*clientSession) begins(first *hello, list []Registration) (all bool) {
 	return len(rest) == 0
 }
 
-// results notes and returns what has become of all names: what the gateway says, and those that it
-// was not asked for.
-func (x *clientSession) results(said []Result) []Result {
+// setResults keeps and returns the results of all names: those that the gateway has sent, and those
+// of names that it was not asked for.
+func (x *clientSession) setResults(sent []Result) []Result {
 	c := x.client
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	x.names = slices.Concat(said, c.over)
+	x.names = slices.Concat(sent, c.over)
 	return x.names
 }
 
@@ -126,7 +126,7 @@ func (x *clientSession) serve(ctx context.Context) {
 	x.fail(x.proto.ServeConn(ctx, tunnel.NewConn(x.carrier), x))
 }
 
-// wait returns when the session has ended, with why, or when another is to take its place.
+// wait returns why the session has ended, or errDraining once another one is to take its place.
 func (x *clientSession) wait(ctx context.Context) error {
 	select {
 	case <-x.ended:
@@ -140,7 +140,7 @@ func (x *clientSession) wait(ctx context.Context) error {
 	}
 }
 
-// errDraining is why a session is to be replaced whose gateway is about to stop.
+// errDraining is the error of a session whose gateway is about to stop.
 var errDraining = errors.New("reverse: the gateway is about to stop")
 
 func (x *clientSession) isDraining() bool {
@@ -201,20 +201,20 @@ func (x *clientSession) serveControl(ctx context.Context, req *tunnel.Request) {
 	x.control = s
 	x.mu.Unlock()
 	done := make(chan struct{})
-	var telling sync.WaitGroup
+	var working sync.WaitGroup
 	defer func() {
 		close(done)
-		telling.Wait()
+		working.Wait()
 		_ = stream.Close()
 		_ = x.carrier.Close() // which ends the session
 	}()
-	telling.Go(func() {
+	working.Go(func() {
 		defer x.client.recovered()
-		x.tellNames()
+		x.sendNames()
 	})
 	defer s.ping(x.carrier, x.caught)()
 	if x.pool != nil {
-		telling.Go(func() {
+		working.Go(func() {
 			defer x.client.recovered()
 			x.pool.run(ctx, done)
 		})
@@ -228,7 +228,7 @@ func (x *clientSession) caught(v any) {
 	_ = x.carrier.Close()
 }
 
-// fail notes why the session has ended; the first reason counts.
+// fail records why the session has ended. The first reason counts.
 func (x *clientSession) fail(err error) {
 	if x.carrier.dead.Load() {
 		err = errDead
@@ -240,11 +240,11 @@ func (x *clientSession) fail(err error) {
 	}
 }
 
-// handle takes one line of the control stream.
+// handle handles one line of the control stream.
 func (x *clientSession) handle(c *control) error {
 	switch c.Kind {
 	case kindRegistered:
-		x.logRefused(x.results(c.Names))
+		x.logRefused(x.setResults(c.Names))
 		x.client.changed()
 	case kindTickets:
 		if x.pool != nil {
@@ -259,7 +259,7 @@ func (x *clientSession) handle(c *control) error {
 			x.client.log().Info("the gateway is about to stop", "gateway", x.slot.gateway.Name, "replica", x.replica)
 			close(x.drained)
 			x.client.start(func() {
-				x.replaced()
+				x.awaitReplacement()
 				x.finish()
 			})
 		}
@@ -267,28 +267,28 @@ func (x *clientSession) handle(c *control) error {
 	return nil
 }
 
-// tellNames tells the gateway the names of now, if it does not have them.
-func (x *clientSession) tellNames() {
-	x.telling.Lock()
-	defer x.telling.Unlock()
+// sendNames sends the gateway the current names, if it does not have them.
+func (x *clientSession) sendNames() {
+	x.sending.Lock()
+	defer x.sending.Unlock()
 	c := x.client
 	c.mu.Lock()
 	names, changes := c.names, c.changes
 	c.mu.Unlock()
 	x.mu.Lock()
 	s := x.control
-	known := x.told == changes
+	known := x.sent == changes
 	if s != nil {
-		x.told = changes
+		x.sent = changes
 	}
 	x.mu.Unlock()
 	if s != nil && !known {
-		_ = s.tellList(names)
+		_ = s.sendList(names)
 	}
 }
 
-// finish ends x with the last of its streams. The gateway is told first, so that it uses
-// others.
+// finish ends x with the last of its streams. It tells the gateway first, so that new requests use
+// other sessions.
 func (x *clientSession) finish() {
 	x.mu.Lock()
 	s := x.control
@@ -312,9 +312,9 @@ func (x *clientSession) finish() {
 	_ = x.carrier.Close()
 }
 
-// replaced waits until x is to end because its gateway drains: another session is there, or
-// none has come for a while.
-func (x *clientSession) replaced() {
+// awaitReplacement waits until another session has taken the place of x, whose gateway drains. It
+// gives up after replaceWithin.
+func (x *clientSession) awaitReplacement() {
 	late := time.NewTimer(replaceWithin)
 	defer late.Stop()
 	tick := time.NewTicker(drainTick)

@@ -39,7 +39,7 @@ type Keeper struct {
 	mu     sync.Mutex // guards what follows
 	path   string
 	lock   io.Closer // nil where there is no path, or it could not be locked
-	logged string    // why the file could not be written last
+	logged string    // the error of the last write, which was logged
 }
 
 // A keptFile is the content of the file.
@@ -57,9 +57,9 @@ type keptName struct {
 }
 
 // Use has the names kept in the file at path, "" for none, which it locks for this process.
-// Names that are in the file are their owners' from now on. A file that is not there is
-// empty, and so is one that can't be understood: the error is for the log. Where the file
-// can't be locked, nothing is kept.
+// Names that are in the file belong to their owners from now on. A missing file counts as empty, and
+// so does one that can't be read: the error is for the log. If the file can't be locked, nothing is
+// kept.
 func (k *Keeper) Use(path string) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -204,7 +204,7 @@ func (g *Groups) kept() []keptName {
 }
 
 // restore gives the names of list to their owners, as if their last sessions had just ended.
-// What cannot be is left out.
+// It leaves out names that are malformed, too many or in conflict.
 func (g *Groups) restore(list []keptName) {
 	now := time.Now()
 	g.mu.Lock()
@@ -229,13 +229,13 @@ func (g *Groups) restore(list []keptName) {
 	}
 }
 
-// changes returns a channel that has an element where names have changed.
+// changes returns a channel that gets an element when names have changed.
 func (g *Groups) changes() <-chan struct{} {
 	g.once.Do(func() { g.changed = make(chan struct{}, 1) })
 	return g.changed
 }
 
-// tellChange has a Keeper know that names have changed. The caller may hold mu.
+// tellChange tells the Keeper that names have changed. The caller may hold mu.
 func (g *Groups) tellChange() {
 	g.changes()
 	select {

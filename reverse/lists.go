@@ -7,9 +7,9 @@ import (
 	"culvert.dev/tunnel"
 )
 
-// A list of names that is too long for one line comes in several. The first line of a connector has
-// those that fit, which are served at once. Control lines of the kind register then have the
-// whole list: each but the last says More.
+// A list of names that is too long for one line is sent in several. The first line of a connector has
+// the names that fit, which are served at once. Control lines of the kind register then have the
+// whole list: each but the last one has More set.
 
 // Limits of lists of names.
 const (
@@ -17,7 +17,7 @@ const (
 	maxOwnerLists = 64 << 20 // of all sessions of an owner
 )
 
-// listBytes is what the gateway holds of a list, in bytes.
+// listBytes is how many bytes a list takes at the gateway.
 func listBytes(list []Registration) (n int) {
 	for i := range list {
 		n += list[i].bytes()
@@ -61,12 +61,12 @@ func sendable(list []Registration) (fit []Registration, over []Result) {
 func (r *Registration) lineBytes() int {
 	b, err := json.Marshal(r)
 	if err != nil {
-		return maxLine // and no session is lost for it
+		return maxLine // so that it is refused
 	}
 	return len(b) + 1
 }
 
-// cut returns the beginning of list that fits a line beside so many other bytes, and the rest.
+// cut returns the beginning of list that fits into a line with so many other bytes, and the rest.
 func cut(list []Registration, other int) (part, rest []Registration) {
 	size := other + 64 // for the key and brackets
 	for i := range list {
@@ -77,11 +77,11 @@ func cut(list []Registration, other int) (part, rest []Registration) {
 	return list, nil
 }
 
-// errList is why a list is not taken.
+// errList is the error for a list that is too long.
 var errList = fmt.Errorf("reverse: a list of names has more than %d bytes, the limit of a session", maxListBytes)
 
-// tellList sends a whole list of names.
-func (s *controlStream) tellList(list []Registration) error {
+// sendList sends a whole list of names.
+func (s *controlStream) sendList(list []Registration) error {
 	for {
 		part, rest := cut(list, 64)
 		if err := s.send(control{Kind: kindRegister, Register: part, More: len(rest) > 0}); err != nil || len(rest) == 0 {
@@ -91,7 +91,7 @@ func (s *controlStream) tellList(list []Registration) error {
 	}
 }
 
-// hold has the owner charged for the lists of x, which have so many bytes from now on.
+// hold sets how many bytes the lists of x have, and charges them to the owner.
 func (x *serverSession) hold(bytes int) error {
 	s, owner := x.server, x.req.Peer.ID
 	s.mu.Lock()
@@ -110,7 +110,7 @@ func (x *serverSession) hold(bytes int) error {
 	return nil
 }
 
-// unhold is for a session that has ended. The caller holds mu.
+// unhold ends the charge for a session that has ended. The caller holds mu.
 func (s *Server) unhold(x *serverSession) {
 	owner := x.req.Peer.ID
 	left := s.lists[owner] - x.listBytes

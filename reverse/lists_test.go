@@ -118,7 +118,7 @@ func TestListsAreCut(t *testing.T) {
 	defer pipe.Close()
 	go func() {
 		defer far.Close()
-		_ = (&controlStream{conn: far}).tellList(list)
+		_ = (&controlStream{conn: far}).sendList(list)
 	}()
 	text, err := io.ReadAll(pipe)
 	if err != nil {

@@ -16,28 +16,27 @@ import (
 )
 
 // A pool connection is a TCP connection from a connector to the gateway, which waits for a
-// request. The request itself comes on the session, as any other. What the client and the
-// service send each other goes over the pool connection as it is, and is moved by the kernel
-// at both.
+// request. The request itself comes on the session, as any other. The bytes of the client and the
+// service go over the pool connection as they are, and the kernel moves them at both of its ends.
 
-// PoolName is what pool connections are counted and listed as. It can't be asked for.
+// PoolName is the name by which pool connections are counted and listed. Clients can't ask for it.
 var PoolName = tunnel.MustParseName("pool." + tunnel.ReservedZone)
 
 // PoolProtocolName is the name of PoolProtocol.
 const PoolProtocolName = "reverse-pool"
 
 // A pool connection begins with 16 bytes that no other protocol begins with, and 32 of a ticket.
-// The other side says nothing: it closes a connection that it does not take.
+// The gateway sends no answer: it closes a connection that it does not accept.
 const poolPrefix = "\x00culvert-pool/1\n"
 
 const poolPreamble = len(poolPrefix) + len(ticket{})
 
-// MaxPool is how many pool connections a session may have that wait, with its tickets.
+// MaxPool is how many pool connections that wait, and tickets, a session may have together.
 const MaxPool = 64
 
 const (
 	ticketTime  = 30 * time.Second // for which a ticket is good
-	poolTimeout = 10 * time.Second // to open a pool connection, and for the answer to a wish for tickets
+	poolTimeout = 10 * time.Second // to open a pool connection, and for the answer to a request for tickets
 )
 
 // poolField names the pool connection of a request, and in the answer the one that is used.
@@ -49,7 +48,7 @@ var poolKeepAlive = net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second, In
 // A ticket is good for one pool connection. It is random.
 type ticket [32]byte
 
-// A poolTicket is a ticket as a control line has it.
+// A poolTicket is a ticket in a control line.
 type poolTicket struct {
 	ID     uint64 `json:"id"` // of the pool connection, in poolField
 	Ticket []byte `json:"ticket"`
@@ -110,7 +109,7 @@ type issuedTicket struct {
 // issue returns up to n tickets for x.
 func (s *Server) issue(x *serverSession, n int) []poolTicket {
 	if x.Security() < tunnel.Mutual || !x.req.Source.IsValid() {
-		return nil // others would read them; or there is no address that could be the same
+		return nil // others could read them, or there is no address to compare
 	}
 	now := time.Now()
 	s.mu.Lock()
@@ -142,7 +141,7 @@ func (s *Server) issue(x *serverSession, n int) []poolTicket {
 	return all
 }
 
-// forgetTickets makes the tickets of x worthless. The caller holds mu.
+// forgetTickets revokes the tickets of x. The caller holds mu.
 func (s *Server) forgetTickets(x *serverSession) {
 	for _, sum := range x.tickets {
 		delete(s.tickets, sum)
@@ -194,10 +193,10 @@ func (h poolHandler) ServeTunnel(ctx context.Context, req *tunnel.Request) {
 	if err != nil {
 		return
 	}
-	p := &poolConn{session: x, id: of.id, admitted: admitted, conn: admitted.Conn, quiet: make(chan struct{})}
+	p := &poolConn{session: x, id: of.id, admitted: admitted, conn: admitted.Conn, readDone: make(chan struct{})}
 	var early []byte
 	if u, ok := p.conn.(tunnel.Unwrapper); ok {
-		p.conn, early = u.Unwrap() // the rest is this goroutine's, and take is not
+		p.conn, early = u.Unwrap() // take, in another goroutine, needs the connection itself
 	}
 	admitted.Carry(p)
 	if req.Peer.Revoked() != nil { // since it was admitted
@@ -235,15 +234,15 @@ type poolConn struct {
 	id       uint64
 	admitted *tunnel.Session
 	conn     net.Conn
-	quiet    chan struct{} // closed once wait does not read any more
-	fit      bool          // set before: nothing has come, and take may have it
+	readDone chan struct{} // closed once wait does not read any more
+	fit      bool          // set before readDone is closed: no byte has come
 
 	mu   sync.Mutex // guards what follows
-	over bool       // it has ended, or is a request's
+	over bool       // it has ended, or a request has taken it
 	why  tunnel.Reason
 }
 
-// wait returns when p has ended, or take may have it.
+// wait returns when p has ended, or when take wants it.
 func (p *poolConn) wait() {
 	x := p.session
 	if !x.addPool(p) {
@@ -261,7 +260,7 @@ func (p *poolConn) wait() {
 		return
 	}
 	p.fit = n == 0 && errors.Is(err, os.ErrDeadlineExceeded)
-	close(p.quiet)
+	close(p.readDone)
 }
 
 // errPoolSpoke ends a pool connection on which the connector speaks first.
@@ -269,7 +268,7 @@ var errPoolSpoke = tunnel.End{
 	Reason: tunnel.BadRequest, ByClient: true, Err: errors.New("reverse: the connector has sent something on a pool connection before a request"),
 }
 
-// end closes p, unless it is a request's.
+// end closes p, unless a request has taken it.
 func (p *poolConn) end(e tunnel.End) {
 	p.mu.Lock()
 	if p.over {
@@ -285,10 +284,10 @@ func (p *poolConn) end(e tunnel.End) {
 	p.admitted.End(e)
 }
 
-// take returns the connection, which is the caller's from then on; nil where it has ended.
+// take returns the connection, which belongs to the caller from then on, and nil if it has ended.
 func (p *poolConn) take() net.Conn {
 	_ = p.conn.SetReadDeadline(time.Unix(1, 0))
-	<-p.quiet
+	<-p.readDone
 	if !p.fit || p.conn.SetReadDeadline(time.Time{}) != nil {
 		p.end(tunnel.End{Reason: tunnel.Done})
 		return nil
@@ -337,7 +336,7 @@ func (x *serverSession) poolCount() int {
 	return len(x.pool.idle)
 }
 
-// addPool has p wait for requests. It is false where the session takes none.
+// addPool lists p for requests. It returns false if the session takes no more.
 func (x *serverSession) addPool(p *poolConn) bool {
 	x.pool.mu.Lock()
 	defer x.pool.mu.Unlock()
@@ -359,7 +358,7 @@ func (x *serverSession) removePool(p *poolConn) bool {
 	return at >= 0
 }
 
-// takePool returns a pool connection with its id; nil where none waits.
+// takePool returns a pool connection with its id, and nil if none waits.
 func (x *serverSession) takePool() (net.Conn, string) {
 	for {
 		x.pool.mu.Lock()
@@ -407,7 +406,7 @@ func (x *serverSession) endPool() {
 	}
 }
 
-// giveTickets answers a connector that wants so many pool connections more.
+// giveTickets answers a connector that asks for tickets for n more pool connections.
 func (x *serverSession) giveTickets(n int) error {
 	if list := x.server.issue(x, n); list != nil {
 		return x.send(control{Kind: kindTickets, Tickets: list})
@@ -415,7 +414,7 @@ func (x *serverSession) giveTickets(n int) error {
 	return nil
 }
 
-// newPoolStream returns c, a pool connection that a request has, as a stream of the session.
+// newPoolStream returns c, a pool connection that a request has taken, as a stream of the session.
 func (x *serverSession) newPoolStream(c net.Conn) net.Conn {
 	st := &poolStream{Stream: c.(tunnel.Stream)}
 	st.ended = func(e tunnel.End) {
@@ -435,7 +434,7 @@ func (x *serverSession) newPoolStream(c net.Conn) net.Conn {
 		x.pool.used[st] = struct{}{}
 	}
 	x.pool.mu.Unlock()
-	if ended != "" { // meanwhile
+	if ended != "" { // while c was taken
 		st.kill(ended)
 	}
 	return st

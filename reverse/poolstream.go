@@ -7,7 +7,7 @@ import (
 	"culvert.dev/tunnel"
 )
 
-// A poolStream is a pool connection that a request has. The Relay gets what is inside.
+// A poolStream is a pool connection that a request has taken. The relay unwraps it.
 type poolStream struct {
 	tunnel.Stream
 	ended func(tunnel.End) // called once
@@ -59,7 +59,7 @@ func (s *poolStream) kill(why tunnel.Reason) {
 		abort(why)
 		return
 	}
-	_ = tunnel.Abort(s.Stream) // what waits for the client's first bytes
+	_ = tunnel.Abort(s.Stream) // a request that waits for the client's first bytes fails
 }
 
 var (
