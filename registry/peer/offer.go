@@ -16,7 +16,7 @@ import (
 // NetworkPrefix begins the names of networks that stand for peers.
 const NetworkPrefix = "peer/"
 
-// A catalog is what one peer is offered. Its generation grows with each change.
+// A catalog has the services that are offered to one peer. Its generation grows with each change.
 type catalog struct {
 	instance string
 
@@ -38,16 +38,16 @@ type offer struct {
 	ownPort    uint16
 	line       json.RawMessage // the Service
 	names      int             // of it
-	generation uint64          // that it is as it is since
-	seen       bool            // by the update that goes on
+	generation uint64          // in which it has changed last
+	seen       bool            // by the update that is running
 }
 
 // maxRemoved is how many services that were taken away are remembered, for those that
 // reconnect.
 const maxRemoved = MaxServices
 
-// update compares the catalog with what a gateway of the peer is offered by t. It returns
-// how many services were left out, as the limits of the other side would be exceeded.
+// update makes the catalog what t offers to a gateway of the peer. It returns how many services were
+// left out because the other side would refuse a larger catalog.
 func (c *catalog) update(t *registry.Table, site string, gateway tunnel.Peer, from netip.Addr) (leftOut int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -109,7 +109,7 @@ func (c *catalog) update(t *registry.Table, site string, gateway tunnel.Peer, fr
 // maxService is the size of the largest service that is offered, in bytes.
 const maxService = MaxLine / 2
 
-// keyOf returns a key for s that no service has which update has seen before.
+// keyOf returns a key for s that none of the services seen by this update has.
 func (c *catalog) keyOf(s *registry.Service) string {
 	key := s.Name
 	if len(key) > maxWord {
@@ -149,7 +149,7 @@ func ownPort(t *registry.Table, s *registry.Service) uint16 {
 	return 0
 }
 
-// describe returns s as others see it.
+// describe returns s as it is sent to other sites.
 func describe(t *registry.Table, site, key string, own uint16, s *registry.Service) *Service {
 	out := &Service{Key: key, Site: site, Name: s.Name, Ports: s.Ports, ALPN: s.ALPN, OwnPort: own, VIP: s.VIP}
 	names := map[string]bool{}
@@ -169,8 +169,8 @@ func describe(t *registry.Table, site, key string, own uint16, s *registry.Servi
 	return out
 }
 
-// since returns what has changed after a generation: all of the catalog for 0. It is false
-// where that is not known.
+// since returns what has changed after a generation: all of the catalog for 0. ok is false if that is
+// not known any more.
 func (c *catalog) since(generation uint64) (services []json.RawMessage, removed []string, now uint64, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

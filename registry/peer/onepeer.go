@@ -23,19 +23,19 @@ type peer struct {
 	owner   *Peers
 	changed chan struct{} // has room for one: what Run sends is different
 
-	// subscriber says that it is no peer, and reads what we offer.
+	// subscriber says that it is no peer, and only reads what we offer.
 	subscriber bool
 
 	lastGiven *given // of follow alone
 
 	mu       sync.Mutex // guards what follows
-	sessions []*session // the streams that stand, and those that begin
+	sessions []*session // open ones, and those that begin
 	active   *session   // the one by which we get the catalog; nil for none
 	got      *received  // the last good catalog; nil for none
 	fresh    bool       // got is what the peer offers now
 	err      error      // why it is not; nil at the start
 	since    time.Time  // of fresh, or of its end
-	contact  time.Time  // when something has come last
+	contact  time.Time  // when the last message has come
 	offers   map[string]*catalog
 	closed   bool
 	absent   bool   // its gateways have said that there is no catalog for us: got is empty
@@ -43,7 +43,7 @@ type peer struct {
 	problem  string // of the bundle
 }
 
-// oneWay reports whether the catalog of one side alone is sent, and nothing but that.
+// oneWay reports whether the stream carries the catalog of one side, and nothing else.
 func (p *peer) oneWay() bool { return p.subscriber || p.Network != "" }
 
 // is reports whether a caller is a gateway of the peer.
@@ -52,7 +52,7 @@ func (p *peer) is(caller *tunnel.Peer) bool {
 		slices.ContainsFunc(p.IDs, func(id string) bool { return matchesID(id, caller.ID) })
 }
 
-// open returns the sessions that stand.
+// open returns the sessions with an open stream.
 func (p *peer) open() []*session {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -90,7 +90,7 @@ func (p *peer) newSession(gateway tunnel.Peer, from netip.Addr, dialed bool, by 
 	case s.offers == nil && p.subscriber && len(p.offers) >= maxViews:
 		return nil, tunnel.Refusef(tunnel.Overload, "peer: %q comes with %d different credentials and from as many networks, limit %d", p.Name, len(p.offers), maxViews)
 	case s.offers == nil:
-		for k := range p.offers { // those of addresses that nobody comes from any more
+		for k := range p.offers { // drop those that no session uses
 			if len(p.offers) < maxSessions {
 				break
 			}
@@ -105,8 +105,8 @@ func (p *peer) newSession(gateway tunnel.Peer, from netip.Addr, dialed bool, by 
 	return s, nil
 }
 
-// begin gives a session its stream. It is false, and the stream closed, where the peer is no
-// longer configured.
+// begin gives a session its stream. If the peer is no longer configured, it closes the stream and
+// returns false.
 func (p *peer) begin(s *session, c net.Conn) bool {
 	p.mu.Lock()
 	s.conn = c
@@ -143,7 +143,7 @@ func orEnded(err error) error {
 	return err
 }
 
-// forget takes a session out, and has another one take its place.
+// forget removes a session, and has another one take its place.
 func (p *peer) forget(s *session) {
 	p.mu.Lock()
 	p.sessions = slices.DeleteFunc(p.sessions, func(o *session) bool { return o == s })
@@ -158,7 +158,7 @@ func (p *peer) forget(s *session) {
 	p.note()
 }
 
-// activate has one session bring the catalog, if none does.
+// activate has one session ask for the catalog, if none does.
 func (p *peer) activate() {
 	if p.subscriber {
 		return // it offers nothing
@@ -206,7 +206,7 @@ func (p *peer) sentBytes(n int) {
 	p.mu.Unlock()
 }
 
-// moved takes other gateways of the peer, where s brings its catalog.
+// moved takes over changed gateways of the peer, if its catalog comes by s.
 func (p *peer) moved(s *session) {
 	im := p.importer()
 	p.mu.Lock()
@@ -225,7 +225,7 @@ func (p *peer) moved(s *session) {
 
 func (p *peer) importer() *importer {
 	im := &importer{Config: p.Config}
-	if !p.oneWay() { // else a service of our own site is not ours
+	if !p.oneWay() { // otherwise the catalog has services of our own site, too
 		im.site = p.owner.Site
 	}
 	if p.owner.Table != nil {
@@ -234,7 +234,7 @@ func (p *peer) importer() *importer {
 	return im
 }
 
-// deliver takes a catalog that is complete.
+// deliver takes over a complete catalog.
 func (p *peer) deliver(s *session, r *received) {
 	im := p.importer()
 	p.mu.Lock()
@@ -265,7 +265,8 @@ func firstOf(m map[string]string) string {
 	return first
 }
 
-// confirmed notes that the catalog has a generation, of which nothing may be missing.
+// confirmed handles a heartbeat by which the catalog has a generation: nothing up to that may be
+// missing.
 func (p *peer) confirmed(s *session, generation uint64) error {
 	p.moved(s) // a catalog of an earlier stream has the gateways of its hello
 	p.mu.Lock()
@@ -289,7 +290,7 @@ func (p *peer) confirmed(s *session, generation uint64) error {
 	return nil
 }
 
-// bundle takes the bundle of the peer's trust domain.
+// bundle takes over the trust bundle of the peer.
 func (p *peer) bundle(s *session, doc json.RawMessage) {
 	take := p.owner.TakeBundle
 	if take == nil || p.oneWay() {
@@ -300,14 +301,14 @@ func (p *peer) bundle(s *session, doc json.RawMessage) {
 		problem = "its trust bundle is refused: " + err.Error()
 		p.owner.log().Warn("trust bundle of a peer is refused; keeping the last one", "peer", p.Name, "error", err.Error())
 	} else if p.owner.TrustGeneration != nil {
-		s.trusted = p.owner.TrustGeneration(p.Config) // it has come on a stream that the one before has verified
+		s.trusted = p.owner.TrustGeneration(p.Config) // this stream was verified by the bundle before, which vouches for the new one
 	}
 	p.mu.Lock()
 	p.problem = problem
 	p.mu.Unlock()
 }
 
-// note has Run look again.
+// note has Run look at the catalog again.
 func (p *peer) note() {
 	select {
 	case p.changed <- struct{}{}:

@@ -858,8 +858,8 @@ func FuzzSession(f *testing.F) {
 			t.Fatal(err)
 		}
 		s.conn = &script{Reader: strings.NewReader(string(sent))}
-		s.silence = time.AfterFunc(time.Hour, func() {})
-		defer s.silence.Stop()
+		s.timeout = time.AfterFunc(time.Hour, func() {})
+		defer s.timeout.Stop()
 		if err := s.read(); err == nil {
 			t.Error("the stream ends without an error")
 		} else if strings.Contains(err.Error(), "panic") {

@@ -21,7 +21,7 @@ import (
 // Host is the name at which gateways serve their catalogs.
 const Host = "catalog.culvert.alt"
 
-// A Config is a peer, and what it may do. It is not changed once it is used.
+// A Config says who a peer is and what it may do. It is not changed once it is used.
 type Config struct {
 	Name     string             // "west", one label
 	Gateways []registry.Gateway // that are asked for the catalog, in order; none for a peer that cannot be dialed
@@ -30,13 +30,13 @@ type Config struct {
 
 	ExposedTo []string // the networks whose clients may ask for what it offers; empty means all
 
-	// Network is of a peer whose catalog is only read, as an agent reads that of its gateways:
-	// the network of the configuration that its services are in. It is offered nothing, has no
-	// IDs, and says nothing about trust and gateways. "" is a peer with which catalogs are
-	// exchanged, and its services are in a network of its own.
+	// Network is set for a peer whose catalog is only read, as an agent reads that of its gateways:
+	// its services are in this network of the configuration. Such a peer has no IDs, is offered
+	// nothing, and its bundle and gateways are ignored. "" means that catalogs are exchanged, and
+	// the services of the peer are in a network of its own.
 	Network string
 
-	// Access is how gateways are asked that the peer names, and Check how they are checked.
+	// Access and Check are those of gateways that the peer names.
 	Access registry.Hop
 	Check  registry.Check
 
@@ -47,7 +47,7 @@ type Config struct {
 // Peers exchanges catalogs with all peers. It is a registry.Source, and a tunnel.Handler
 // for the streams that peers open. The zero value but for Table and NewTransport is ready.
 type Peers struct {
-	Site string // our own id; "" for none, and then our own services are not recognised when they come back
+	Site string // our own id; without one, our own services are not recognised when they come back
 
 	// Table returns the current table, whose services are offered.
 	Table func() *registry.Table
@@ -55,23 +55,23 @@ type Peers struct {
 	// NewTransport is that of a registry.Registry.
 	NewTransport func(*registry.Service, *registry.Endpoint, *registry.Gateway) (tunnel.Transport, error)
 
-	// Gateways returns our own, as peers are to reach them now; none says nothing. After a
-	// change Moved has to be called. May be nil.
+	// Gateways returns our own, as peers can reach them now. None means that peers learn of none.
+	// Moved has to be called after a change. May be nil.
 	Gateways func() []Gateway
 
-	// Bundle returns that of our own trust domain, and a number that grows with each change.
-	// TakeBundle takes the one that a peer has sent on a stream that was verified by its trust
-	// of a generation, which TrustGeneration returns. Each may be nil.
+	// Bundle returns that of our own trust domain, and a generation, which grows with each change.
+	// TakeBundle takes over the bundle of a peer; verifiedBy is what TrustGeneration has returned
+	// when the stream was verified on which the bundle has come. Each may be nil.
 	Bundle          func() (doc []byte, generation uint64)
 	TakeBundle      func(c *Config, doc []byte, verifiedBy uint64) error
 	TrustGeneration func(c *Config) uint64
 
-	// Router admits and refuses requests, with an Outcome for each. Nil, and requests do it
-	// themselves.
+	// Router admits and refuses requests, with an Outcome for each. If it is nil, requests are
+	// accepted and refused without limits.
 	Router *tunnel.Router
 
-	// Settled reports whether the Table has all that the sources know. Before, subscribers are
-	// told to come back. Nil means that it always has.
+	// Settled reports whether the Table has all that the sources know. Until then subscribers are
+	// refused. Nil means that it always has.
 	Settled func() bool
 
 	Log *slog.Logger // nil discards
@@ -86,8 +86,8 @@ type Peers struct {
 // maxSessions is how many streams a peer may open at once: its gateways have replicas.
 const maxSessions = 64
 
-// Check returns why all cannot be the peers of one gateway: two of them speak for one name,
-// or have one id.
+// Check returns why all cannot be the peers of one gateway: two of them may offer the same name, or
+// have the same id.
 func Check(all []Config) error {
 	for i := range all {
 		for j := range all[:i] {
@@ -97,7 +97,7 @@ func Check(all []Config) error {
 			}
 			for _, zone := range a.Zones {
 				if a.Network != "" || b.Network != "" {
-					break // what is only read goes behind what is configured
+					break // a catalog that is only read comes after the configuration
 				}
 				for _, other := range b.Zones {
 					if Overlap(zone, other) {
@@ -125,8 +125,8 @@ func matchesID(want, id string) bool {
 	return id == want
 }
 
-// Configure replaces the peers. Those that stay as they are keep their streams. Of an error
-// nothing has changed.
+// Configure replaces the peers. Those that do not change keep their streams. If it returns an error,
+// it has changed nothing.
 func (p *Peers) Configure(all []Config) error {
 	if err := Check(all); err != nil {
 		return err
@@ -157,7 +157,7 @@ func (p *Peers) Configure(all []Config) error {
 	return nil
 }
 
-// current returns the peers, and what is closed when there are others.
+// current returns the peers, and a channel that is closed when they change.
 func (p *Peers) current() ([]*peer, <-chan struct{}) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -182,10 +182,10 @@ func (p *Peers) gateways() []Gateway {
 	return all[:min(len(all), MaxGateways)]
 }
 
-// Moved has all peers told of Gateways that are others than before.
+// Moved has the changed Gateways sent to all peers.
 func (p *Peers) Moved() { p.TableChanged() }
 
-// open returns all streams that stand.
+// open returns all open streams.
 func (p *Peers) open() (all []*session) {
 	p.mu.Lock()
 	of := p.others.with(p.peers)
@@ -209,8 +209,7 @@ func (p *Peers) ownBundle() ([]byte, uint64) {
 	return p.Bundle()
 }
 
-// TableChanged says that there may be another table: peers and subscribers are told of
-// changes. It does not block.
+// TableChanged has changes of the table sent to peers and subscribers. It does not block.
 func (p *Peers) TableChanged() {
 	for _, s := range p.open() {
 		s.poke()
@@ -228,7 +227,7 @@ func (p *Peers) Drain() {
 	}
 }
 
-// refresh has the catalog of a session be that of the current table.
+// refresh makes the catalog of a session that of the current table.
 func (p *Peers) refresh(s *session) {
 	t := p.Table()
 	if t == nil {
@@ -236,7 +235,7 @@ func (p *Peers) refresh(s *session) {
 	}
 	s.offers.refreshing.Lock()
 	defer s.offers.refreshing.Unlock()
-	if s.offers.table == t && (s.offers.from == s.from || s.peer.subscriber) { // whose addresses are of one network
+	if s.offers.table == t && (s.offers.from == s.from || s.peer.subscriber) { // the addresses of a subscriber are of one network
 		return
 	}
 	leftOut := 0
@@ -248,9 +247,9 @@ func (p *Peers) refresh(s *session) {
 	s.offers.leftOut = leftOut
 }
 
-// firstWords is how long Run waits for the first word of all peers, with the one table that
-// has them all. It is less than a Registry waits with its first table.
-const firstWords = 4 * time.Second
+// firstUpdates is how long Run waits for the first update of each peer, so that one table has them
+// all. A Registry waits longer with its first table.
+const firstUpdates = 4 * time.Second
 
 // sourceName is that of the update which belongs to no peer.
 const sourceName = "peers"
@@ -261,11 +260,11 @@ func (p *Peers) Run(ctx context.Context, updates chan<- registry.Update) error {
 	var working sync.WaitGroup
 	defer working.Wait()
 	defer cancel()
-	words := make(chan word)
+	received := make(chan peerUpdate)
 	running := map[*peer]context.CancelFunc{}
-	silent := map[*peer]bool{} // of those at the start
-	known := map[string]bool{} // names with a snapshot
-	late := time.NewTimer(firstWords)
+	awaited := map[*peer]bool{} // those at the start that have sent no update
+	known := map[string]bool{}  // names with a snapshot
+	late := time.NewTimer(firstUpdates)
 	defer late.Stop()
 	started := false
 	send := func(u registry.Update) error {
@@ -285,7 +284,7 @@ func (p *Peers) Run(ctx context.Context, updates chan<- registry.Update) error {
 			}
 			stop()
 			delete(running, one)
-			delete(silent, one)
+			delete(awaited, one)
 			if name := one.source(); known[name] && !slices.ContainsFunc(all, func(o *peer) bool { return o.Name == one.Name }) {
 				delete(known, name)
 				if err := send(registry.Update{Source: name}); err != nil {
@@ -298,12 +297,12 @@ func (p *Peers) Run(ctx context.Context, updates chan<- registry.Update) error {
 				work, stop := context.WithCancel(ctx)
 				running[one] = stop
 				if !started && (len(one.Gateways) > 0 || one.State != "") { // others may open a stream at any time
-					silent[one] = true
+					awaited[one] = true
 				}
-				working.Go(func() { one.follow(work, words) })
+				working.Go(func() { one.follow(work, received) })
 			}
 		}
-		if !started && !slices.ContainsFunc(all, func(o *peer) bool { return silent[o] }) {
+		if !started && !slices.ContainsFunc(all, func(o *peer) bool { return awaited[o] }) {
 			started = true
 			if err := send(registry.Update{Source: sourceName}); err != nil {
 				return err
@@ -314,17 +313,17 @@ func (p *Peers) Run(ctx context.Context, updates chan<- registry.Update) error {
 			return ctx.Err()
 		case <-changed:
 		case <-late.C:
-			clear(silent)
-		case w := <-words:
+			clear(awaited)
+		case w := <-received:
 			if running[w.peer] == nil {
 				continue // it was replaced
 			}
 			more := w.update.More
 			if !more {
-				delete(silent, w.peer)
+				delete(awaited, w.peer)
 			}
 			if w.update.Err != nil && !known[w.update.Source] {
-				known[w.update.Source] = true // a peer that nobody has heard of yet offers nothing
+				known[w.update.Source] = true // a peer without a catalog offers nothing yet
 				if err := send(registry.Update{Source: w.update.Source, More: true}); err != nil {
 					return err
 				}
@@ -337,14 +336,14 @@ func (p *Peers) Run(ctx context.Context, updates chan<- registry.Update) error {
 	}
 }
 
-// A word is an update of a peer.
-type word struct {
+// A peerUpdate is an update of a peer.
+type peerUpdate struct {
 	peer   *peer
 	update registry.Update
 }
 
-// follow sends what the peer offers, with its gateways, until ctx is done.
-func (p *peer) follow(ctx context.Context, words chan<- word) {
+// follow sends the updates of the peer, with its gateways, until ctx is done.
+func (p *peer) follow(ctx context.Context, to chan<- peerUpdate) {
 	var src registry.Source = p
 	if p.State != "" {
 		if err := os.MkdirAll(p.State, 0o700); err != nil {
@@ -382,7 +381,7 @@ func (p *peer) follow(ctx context.Context, words chan<- word) {
 			u.Snapshot = p.withGateways(u.Snapshot)
 		}
 		select {
-		case words <- word{p, u}:
+		case to <- peerUpdate{p, u}:
 		case <-ctx.Done():
 			if done != nil {
 				for {
@@ -399,15 +398,15 @@ func (p *peer) follow(ctx context.Context, words chan<- word) {
 	}
 }
 
-// withGateways returns s with the configured gateways where the peer has named none. They
-// are not saved: the configuration has them. Where there are none either, only a connector of
-// the peer can serve its services: each has a group for it, of which policies decide.
+// withGateways returns s with the configured gateways if the peer has named none. They are not
+// saved: the configuration has them. If it has none either, only a connector of the peer can serve
+// its services: each gets a group, for which policies decide.
 func (p *peer) withGateways(s registry.Snapshot) registry.Snapshot {
 	if len(s.Networks) != 1 {
 		return s
 	}
 	if last := p.lastGiven; last != nil && len(last.in.Networks) > 0 && &last.in.Networks[0] == &s.Networks[0] {
-		return last.out // the very slices confirm it
+		return last.out // so that an unchanged snapshot has the same slices
 	}
 	out := s
 	if len(s.Networks[0].Gateways) == 0 {

@@ -18,8 +18,8 @@ import (
 )
 
 const (
-	// HeartbeatInterval is the time between two heartbeats, and HeartbeatTimeout how long
-	// nothing may come before a stream counts as dead.
+	// HeartbeatInterval is the time between two heartbeats. A stream on which no message comes for
+	// HeartbeatTimeout counts as dead.
 	HeartbeatInterval = 5 * time.Second
 	HeartbeatTimeout  = 15 * time.Second
 )
@@ -28,14 +28,14 @@ const (
 type session struct {
 	peer    *peer
 	conn    net.Conn
-	gateway tunnel.Peer // who is at the other end, for policies
+	gateway tunnel.Peer // the other end, for policies
 	from    netip.Addr  // its address; invalid for one that was dialed
 	dialed  bool        // we have opened the stream
 	by      string      // for people: the gateway and the transport, or the address
 	trusted uint64      // the generation of the trust by which the other end was verified
 	offers  *catalog
 	network string        // of a subscriber: the one that from is in
-	silence *time.Timer   // closes conn
+	timeout *time.Timer   // closes conn after HeartbeatTimeout
 	wake    chan struct{} // of the writer; has room for one
 
 	// Of the reader alone.
@@ -45,30 +45,30 @@ type session struct {
 	gateways []Gateway // of the other side, as it names them
 	building *assembly
 
-	in, out, last atomic.Int64 // bytes, and when a line has come last
+	in, out, last atomic.Int64 // bytes, and the time of the last line
 
-	named []Gateway // ours, as the other side knows them; of the writer alone
+	named []Gateway // ours that were sent; of the writer alone
 
 	mu         sync.Mutex // guards what follows
 	subscribed bool       // the other side wants our catalog
 	sent       uint64     // the generation that it has
-	confirm    bool       // it is to be told that it has everything
+	confirm    bool       // a heartbeat has to confirm that it has everything
 	ready      bool       // the hello has come
 	wants      bool       // we want its catalog
-	asked      bool       // and have said so
-	told       uint64     // the generation of our bundle that was sent
+	asked      bool       // and have asked for it
+	sentBundle uint64     // the generation of our bundle that was sent
 	draining   bool
-	why        string // what the other side is told before conn is closed
+	why        string // the error that is sent before conn is closed
 }
 
-// errDrained ends a session whose other side is about to stop.
+// errDrained is the error of a session that has ended because one side is about to stop.
 var errDrained = errors.New("the gateway there is about to stop")
 
 // run serves the session until ctx or the stream ends, and closes conn.
 func (s *session) run(ctx context.Context) error {
 	defer context.AfterFunc(ctx, s.end)()
 	defer s.end()
-	s.silence = time.AfterFunc(HeartbeatTimeout, s.end)
+	s.timeout = time.AfterFunc(HeartbeatTimeout, s.end)
 	writing, stop := context.WithCancel(ctx)
 	defer stop()
 	written := make(chan error, 1)
@@ -84,7 +84,7 @@ func (s *session) run(ctx context.Context) error {
 		err = s.write(writing)
 	}()
 	err := s.read()
-	silent := !s.silence.Stop()
+	silent := !s.timeout.Stop()
 	s.mu.Lock()
 	if !isRoutine(err) {
 		s.why = err.Error()
@@ -106,7 +106,7 @@ func (s *session) run(ctx context.Context) error {
 	return err
 }
 
-// isRoutine reports whether a stream has ended, and nothing is wrong with what has come.
+// isRoutine reports whether err is the end of a stream, and no fault of the messages on it.
 func isRoutine(err error) bool {
 	var ne net.Error
 	return errors.Is(err, errEnded) || errors.As(err, &ne) || errors.Is(err, errDrained)
@@ -125,7 +125,7 @@ func (s *session) poke() {
 	}
 }
 
-// subscribe asks for the catalog of the other side, or for no more of it.
+// subscribe asks for the catalog of the other side, or, if wants is false, for the end of it.
 func (s *session) subscribe(wants bool) {
 	s.mu.Lock()
 	s.wants = wants
@@ -141,7 +141,7 @@ func (s *session) drain() {
 	s.poke()
 }
 
-// read takes in what comes, until the stream ends.
+// read handles the messages that come, until the stream ends.
 func (s *session) read() (err error) {
 	defer func() {
 		if v := recover(); v != nil {
@@ -159,7 +159,7 @@ func (s *session) read() (err error) {
 			return fmt.Errorf("%w: %w", errEnded, err)
 		}
 		buf = line
-		s.silence.Reset(HeartbeatTimeout)
+		s.timeout.Reset(HeartbeatTimeout)
 		s.in.Add(int64(len(line)) + 1)
 		s.last.Store(time.Now().UnixNano())
 		m, err := ParseMessage(line)
@@ -170,12 +170,12 @@ func (s *session) read() (err error) {
 			return err
 		}
 		if cap(buf) > 8<<10 {
-			buf = nil // an idle peer keeps no more than it needs
+			buf = nil // an idle stream keeps no large buffer
 		}
 	}
 }
 
-// receive takes in one message, a line of size bytes.
+// receive handles one message, a line of size bytes.
 func (s *session) receive(m *Message, size int) error {
 	if !s.hello != (m.Kind == KindHello) && m.Kind != KindError {
 		return fmt.Errorf("a %s has come where a hello is due, or a second hello", m.Kind)
@@ -238,11 +238,11 @@ func (s *session) receive(m *Message, size int) error {
 	return nil
 }
 
-// collect takes in a line of a snapshot or a change.
+// collect handles a line of a snapshot or a change.
 func (s *session) collect(m *Message, size int) (err error) {
 	if !s.peer.isActive(s) {
 		s.building = nil
-		return nil // it was on its way when we unsubscribed
+		return nil // it was sent before the other side got our unsubscribe
 	}
 	im := s.peer.importer()
 	if s.building == nil {
@@ -262,7 +262,7 @@ func (s *session) collect(m *Message, size int) (err error) {
 	return nil
 }
 
-// write sends what is due, until ctx is done or nothing can be sent.
+// write sends what is due, until ctx is done or a write fails.
 func (s *session) write(ctx context.Context) error {
 	tick := time.NewTicker(HeartbeatInterval)
 	defer tick.Stop()
@@ -348,10 +348,10 @@ func (s *session) sendDue(beat bool) error {
 	return nil
 }
 
-// sendOwn sends our bundle and our gateways, where they are others than before.
+// sendOwn sends our bundle and our gateways if they have changed.
 func (s *session) sendOwn() error {
-	if raw, generation := s.peer.owner.ownBundle(); generation > s.told && len(raw) > 0 {
-		s.told = generation
+	if raw, generation := s.peer.owner.ownBundle(); generation > s.sentBundle && len(raw) > 0 {
+		s.sentBundle = generation
 		if err := s.send(&Message{Kind: KindBundle, Bundle: raw}); err != nil {
 			return err
 		}
@@ -363,12 +363,12 @@ func (s *session) sendOwn() error {
 	return nil
 }
 
-// lineSize is how many bytes of services a line has, about.
+// lineSize is about how many bytes of services a line has.
 const lineSize = MaxLine / 2
 
-// sendCatalog sends what has changed after a generation, and returns the one of now.
+// sendCatalog sends what has changed after a generation, and returns the current one.
 func (s *session) sendCatalog(sent uint64) (uint64, error) {
-	if s.peer.subscriber && !s.isAtHome() {
+	if s.peer.subscriber && !s.inNetwork() {
 		_ = s.send(&Message{Kind: KindDrain})
 		return 0, errDrained
 	}
@@ -417,7 +417,8 @@ type catalogLine struct {
 	Removed    []string          `json:"removed,omitempty"`
 }
 
-// send writes one line. A reader that takes none for HeartbeatTimeout loses the stream.
+// send writes one line. If the other side does not read it within HeartbeatTimeout, the stream is
+// closed.
 func (s *session) send(m any) error {
 	if m, ok := m.(*Message); ok {
 		m.Version = Version

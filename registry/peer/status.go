@@ -6,18 +6,18 @@ import (
 	"time"
 )
 
-// A Status is how a peer is.
+// A Status is the state of a peer.
 type Status struct {
 	Name       string    `json:"name"`
-	Connected  bool      `json:"connected"`         // what it offers is up to date
+	Connected  bool      `json:"connected"`         // its catalog is up to date
 	Since      time.Time `json:"since"`             // of Connected, or of its end
 	Gateway    string    `json:"gateway,omitempty"` // by which the catalog comes: its transport and address, or the address it has come from
 	Dialed     bool      `json:"dialed,omitempty"`  // we have opened the stream
 	Streams    int       `json:"streams"`           // with gateways of the peer
 	Generation uint64    `json:"generation,omitempty"`
-	Services   int       `json:"services"`              // that it offers, and that are taken
+	Services   int       `json:"services"`              // that it offers and that are accepted
 	Offered    int       `json:"offered"`               // services that we offer to it
-	Contact    time.Time `json:"lastContact,omitzero"`  // when something has come last
+	Contact    time.Time `json:"lastContact,omitzero"`  // when the last message has come
 	Problem    string    `json:"problem,omitempty"`     // why it is not connected
 	LeftOut    []string  `json:"leftOut,omitempty"`     // of what it offers, and why; 10 at most
 	MoreLeft   int       `json:"moreLeftOut,omitempty"` // that are not listed
@@ -29,7 +29,7 @@ type Status struct {
 // maxListed is how many services that were left out are listed.
 const maxListed = 10
 
-// Status says how each peer is with which catalogs are exchanged.
+// Status returns the state of each peer with which catalogs are exchanged.
 func (p *Peers) Status() []Status {
 	all, _ := p.current()
 	out := make([]Status, 0, len(all))
@@ -41,7 +41,7 @@ func (p *Peers) Status() []Status {
 	return out
 }
 
-// Catalog says how the catalog is that is only read; nil where there is none.
+// Catalog returns the state of the catalog that is only read, and nil if there is none.
 func (p *Peers) Catalog() *Status {
 	all, _ := p.current()
 	for _, one := range all {

@@ -11,22 +11,22 @@ import (
 	"culvert.dev/tunnel"
 )
 
-// MaxSubscriptions is how many streams one principal that is no peer may have: an identity may be
-// that of all replicas of a workload.
+// MaxSubscriptions is how many streams one principal that is no peer may have: all replicas of a
+// workload may have the same identity.
 const MaxSubscriptions = 1000
 
-// maxViews is how many different catalogs the streams of one principal may make. Those with the
-// same credentials that come from the same network share one.
+// maxViews is how many different catalogs the streams of one principal may need. Streams with the
+// same credentials and from the same network share one.
 const maxViews = 64
 
-// subscribers are the callers that read the catalog and are no peers, by principal. They are here
-// as long as a stream of theirs is.
+// subscribers are the callers that read the catalog and are no peers, by principal. One is listed for
+// as long as it has a stream.
 type subscribers map[string]*subscriber
 
 // A subscriber is one principal. Its peer offers nothing, and is not in the configuration.
 type subscriber struct {
 	*peer
-	streams int // that stand, and those that begin
+	streams int // open ones, and those that begin
 }
 
 // with returns the peers, and the subscribers as peers. The caller holds the lock of both.
@@ -38,7 +38,7 @@ func (m subscribers) with(peers []*peer) []*peer {
 	return all
 }
 
-// enter counts a stream of a caller, and returns its principal. leave takes it back.
+// enter counts a stream of a caller, and returns its principal. leave ends that.
 func (p *Peers) enter(caller *tunnel.Peer) *subscriber {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -107,15 +107,15 @@ func (p *Peers) isDraining() bool {
 	return p.draining
 }
 
-// isAtHome reports whether the address of a subscriber is still in the network by which it shares
-// a catalog with others.
-func (s *session) isAtHome() bool {
+// inNetwork reports whether the address of a subscriber is still in the network for which its
+// catalog was made.
+func (s *session) inNetwork() bool {
 	network, _ := s.peer.owner.Table().Network(s.from)
 	return network == s.network
 }
 
-// admit accepts req, against the limits of its client. The caller calls end once, when the stream
-// is closed. After an error the client has been told.
+// admit accepts req within the limits of its client. The caller calls end once, when the stream is
+// closed. If there is an error, the client has its answer.
 func (p *Peers) admit(req *tunnel.Request, s *session) (_ net.Conn, end func(error), err error) {
 	if p.Router == nil {
 		stream, err := req.Accept()
@@ -147,7 +147,7 @@ func (p *Peers) admit(req *tunnel.Request, s *session) (_ net.Conn, end func(err
 type carried struct {
 	session *session
 	conn    net.Conn
-	why     atomic.Pointer[tunnel.Reason] // it was killed
+	why     atomic.Pointer[tunnel.Reason] // why it was killed; nil if it was not
 }
 
 // Progress implements tunnel.Carrier.
@@ -161,8 +161,8 @@ func (c *carried) Kill(why tunnel.Reason) {
 	_ = c.conn.Close()
 }
 
-// viewOf returns what the catalog of a caller depends on, beside the table: all that policies know
-// of the caller, and the network that its address is in.
+// viewOf returns a key of all that the catalog of a caller depends on, beside the table: what
+// policies know of the caller, and the network of its address.
 func viewOf(caller *tunnel.Peer, network string) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%q", network)
