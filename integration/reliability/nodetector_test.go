@@ -1,0 +1,6 @@
+//go:build linux && !race
+
+package reliability
+
+// usualConnectors is how many reverse sessions the tests hold.
+const usualConnectors = 2000
