@@ -78,8 +78,9 @@ func (s *Stream) answer(ctx context.Context, limit time.Time, watch bool) (*Head
 		s.readable.Broadcast()
 	}
 	defer context.AfterFunc(ctx, wake)()
-	late := time.AfterFunc(time.Until(limit), wake)
-	defer late.Stop()
+	if left := time.Until(limit); left > 0 {
+		defer time.AfterFunc(left, wake).Stop()
+	}
 	var next *time.Timer // of watch
 	if watch {
 		next = time.AfterFunc(silentAfter, wake)

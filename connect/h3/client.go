@@ -267,7 +267,7 @@ func (k *client) peerGoAway(id uint64) *connError {
 		}
 	}
 	if len(k.streams) == 0 && !k.stopped {
-		k.timer.Reset(max(k.lingerLeft(), 0))
+		k.timer.Reset(max(k.lingerLeft(), time.Millisecond))
 	}
 	return nil
 }
@@ -280,7 +280,7 @@ func (k *client) dropped(id quic.StreamID) {
 	k.idleSince = mux.Clock()
 	k.Release()
 	if k.goAwayReceived && len(k.streams) == 0 && !k.stopped {
-		k.timer.Reset(k.lingerLeft())
+		k.timer.Reset(max(k.lingerLeft(), time.Millisecond))
 	}
 }
 
