@@ -49,7 +49,7 @@ func waitEndpoints(t *testing.T, c *cluster.Cluster, want int, unwanted string) 
 
 // podOf asks an echo server for its pod, on the caller's thread.
 func podOf(addr string) (string, error) {
-	conn, err := net.DialTimeout("tcp", addr, time.Second)
+	conn, err := net.DialTimeout("tcp", addr, 20*time.Second)
 	if err != nil {
 		return "", err
 	}
@@ -153,24 +153,24 @@ func TestClustersAreApartUnlessConnected(t *testing.T) {
 	var addr string
 	for _, addr = range there {
 	}
-	dial := func() error {
+	dial := func(within time.Duration) error {
 		return a.InPod(t, &pods[0], func() error {
-			conn, err := net.DialTimeout("tcp", addr, 500*time.Millisecond)
+			conn, err := net.DialTimeout("tcp", addr, within)
 			if err == nil {
 				conn.Close()
 			}
 			return err
 		})
 	}
-	if err := dial(); err == nil {
+	if err := dial(500 * time.Millisecond); err == nil {
 		t.Errorf("a pod of %s reaches %s of %s, which is not connected", a.Name, addr, b.Name)
 	}
 	cluster.Connect(t, a, b)
-	if err := dial(); err != nil {
+	if err := dial(20 * time.Second); err != nil {
 		t.Errorf("a pod of %s does not reach %s of %s, which is connected: %v", a.Name, addr, b.Name, err)
 	}
 	cluster.Disconnect(t, a, b)
-	if err := dial(); err == nil {
+	if err := dial(500 * time.Millisecond); err == nil {
 		t.Errorf("a pod of %s reaches %s of %s after Disconnect", a.Name, addr, b.Name)
 	}
 }

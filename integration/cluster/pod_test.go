@@ -57,7 +57,7 @@ spec:
     ports: [{name: http, containerPort: 8080}]
     readinessProbe: {httpGet: {path: /ready, port: http}, periodSeconds: 1, failureThreshold: 1}
     env:
-    - {name: DRAIN, value: 1s}
+    - {name: DRAIN, value: 4s}
     - {name: WHERE, valueFrom: {fieldRef: {fieldPath: spec.nodeName}}}
     - {name: WORD, valueFrom: {secretKeyRef: {name: words, key: word}}}
     - {name: BOTH, value: "$(WHERE)/$(WORD)/$(NOTHING)"}
@@ -149,8 +149,8 @@ func TestPodsTerminateWithGrace(t *testing.T) {
 		}
 		return nil
 	})
-	if d := time.Since(begin); d < time.Second {
-		t.Errorf("the pod was gone after %v, want its own second of draining", d)
+	if d := time.Since(begin); d < 4*time.Second {
+		t.Errorf("the pod was gone after %v, want its own 4 seconds of draining", d)
 	}
 }
 
@@ -197,8 +197,8 @@ func waitPod(t *testing.T, c *cluster.Cluster, name string, is func(*corev1.Pod)
 // askPod is what the program inspect answers, an error included.
 func askPod(t *testing.T, pod *corev1.Pod, path string) string {
 	t.Helper()
-	dialer := net.Dialer{Timeout: time.Second}
-	client := &http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{DisableKeepAlives: true, DialContext: dialer.DialContext}}
+	dialer := net.Dialer{Timeout: 20 * time.Second}
+	client := &http.Client{Timeout: 20 * time.Second, Transport: &http.Transport{DisableKeepAlives: true, DialContext: dialer.DialContext}}
 	res, err := client.Get("http://" + net.JoinHostPort(pod.Status.PodIP, "8080") + path)
 	if err != nil {
 		return err.Error()

@@ -110,7 +110,7 @@ func TestTheImagesProgramStartsInAnEmptyRoot(t *testing.T) {
 		if err != nil || !ready {
 			t.Errorf("ready: %v, ended: %v\n%s", ready, err, log.String())
 		}
-	case <-time.After(20 * time.Second):
+	case <-time.After(time.Minute):
 		_ = cmd.Process.Kill()
 		t.Fatalf("it does not end: %v\n%s", <-ended, log.String())
 	}
@@ -184,12 +184,12 @@ func free(t *testing.T) string {
 	return ""
 }
 
-// until asks until it is so, for 20 seconds at most.
+// until asks until it is so, for a minute at most.
 func until(t *testing.T, is func() bool) bool {
 	t.Helper()
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
-	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); <-tick.C {
+	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); <-tick.C {
 		if is() {
 			return true
 		}

@@ -171,5 +171,5 @@ func (w *world) browse(t *testing.T, args ...string) (shown, errs string) {
 // browserFlags have Chromium write a page to standard output.
 var browserFlags = []string{
 	"--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-component-update",
-	"--timeout=20000", "--dump-dom",
+	"--timeout=60000", "--dump-dom",
 }

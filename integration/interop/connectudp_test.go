@@ -239,7 +239,7 @@ func TestNgtcp2OverGateways(t *testing.T) {
 			host, port, err := net.SplitHostPort(near.quic)
 			must(t, err)
 			got := t.TempDir()
-			_, errs, code := command(t, "gtlsclient", "-q", "--timeout=10s", "--exit-on-all-streams-close", "--download="+got, host, port, "https://"+svc+":"+port+"/file")
+			_, errs, code := command(t, "gtlsclient", "-q", "--timeout=60s", "--exit-on-all-streams-close", "--download="+got, host, port, "https://"+svc+":"+port+"/file")
 			b, err := os.ReadFile(filepath.Join(got, "file"))
 			if err != nil || len(b) != 1_000_000 {
 				t.Errorf("exit code %d, %d bytes (%v)\n%s", code, len(b), err, errs)

@@ -129,7 +129,7 @@ services:
 			if other == port {
 				want = "* Connected to " + w.host
 			}
-			_, errs, _ := runCmd(t, w.inside(t, "curl", "-sS", "-v", "-k", "-m", "20", "https://"+net.JoinHostPort(w.host, other)+"/"))
+			_, errs, _ := runCmd(t, w.inside(t, "curl", "-sS", "-v", "-k", "-m", "60", "https://"+net.JoinHostPort(w.host, other)+"/"))
 			if !strings.Contains(errs, want) {
 				t.Fatalf("%s: port %s: want %q of curl, got\n%s", way, other, want, errs)
 			}

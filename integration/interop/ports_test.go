@@ -150,7 +150,7 @@ func TestServersThatSpeakFirst(t *testing.T) {
 		host, port, _ = net.SplitHostPort(before["mail.example.test"])
 		for name, args := range map[string][]string{
 			"curl":   {"curl", "-sS", "--noproxy", "*", "--mail-from", "a@example.test", "--mail-rcpt", "b@example.test", "-T", letter, "smtp://" + host + ":" + port},
-			"Python": {"python3", "-c", "import smtplib,sys\ns=smtplib.SMTP(sys.argv[1],int(sys.argv[2]),timeout=20)\ns.sendmail('a@example.test','b@example.test','through the gateway')\ns.quit()", host, port},
+			"Python": {"python3", "-c", "import smtplib,sys\ns=smtplib.SMTP(sys.argv[1],int(sys.argv[2]),timeout=60)\ns.sendmail('a@example.test','b@example.test','through the gateway')\ns.quit()", host, port},
 		} {
 			if _, errs, code := command(t, args[0], args[1:]...); code != 0 {
 				t.Errorf("%s: %s: exit code %d, %s", when, name, code, errs)

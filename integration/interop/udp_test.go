@@ -70,7 +70,7 @@ func TestQUICOtherClients(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
-			args = append(args, "-q", "--timeout=10s", "--exit-on-all-streams-close", "--download="+dir,
+			args = append(args, "-q", "--timeout=60s", "--exit-on-all-streams-close", "--download="+dir,
 				"--cert="+w.cert, "--key="+w.key, "127.0.0.1", port, "https://"+svc+":"+port+"/8000000")
 			_, errs, code := command(t, "gtlsclient", args...)
 			got, err := os.ReadFile(filepath.Join(dir, "8000000"))
@@ -131,7 +131,7 @@ func TestQUICOtherServices(t *testing.T) {
 			_, gport, err := net.SplitHostPort(strings.TrimPrefix(g.addr, "udp://"))
 			must(t, err)
 			to := t.TempDir()
-			_, errs, _ := command(t, "gtlsclient", "-q", "--timeout=10s", "--exit-on-all-streams-close", "--download="+to, "127.0.0.1", gport, "https://localhost:"+gport+"/file")
+			_, errs, _ := command(t, "gtlsclient", "-q", "--timeout=60s", "--exit-on-all-streams-close", "--download="+to, "127.0.0.1", gport, "https://localhost:"+gport+"/file")
 			if got, err := os.Stat(filepath.Join(to, "file")); err != nil || got.Size() != 3_000_000 {
 				t.Errorf("%v, %v\n%s", got, err, errs)
 			}
@@ -162,7 +162,7 @@ func TestDNSOverUDP(t *testing.T) {
 	addr := strings.TrimPrefix(g.addr, "udp://")
 	host, port, err := net.SplitHostPort(addr)
 	must(t, err)
-	out, errs, code := command(t, "dig", "@"+host, "-p", port, "+short", "+time=5", "foo.example.test", "TXT")
+	out, errs, code := command(t, "dig", "@"+host, "-p", port, "+short", "+time=20", "foo.example.test", "TXT")
 	if strings.TrimSpace(out) != `"from the service"` || code != 0 {
 		t.Errorf("dig: exit code %d, %q %s", code, out, errs)
 	}

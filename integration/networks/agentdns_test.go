@@ -119,7 +119,7 @@ func (h *busHost) startResolved() (stop func()) {
 
 // dig asks systemd-resolved.
 func (h *busHost) dig(question ...string) string {
-	out, _ := h.Command(h.t.Context(), "dig", append([]string{"@127.0.0.53", "+tries=1", "+time=5"}, question...)...).CombinedOutput()
+	out, _ := h.Command(h.t.Context(), "dig", append([]string{"@127.0.0.53", "+tries=1", "+time=20"}, question...)...).CombinedOutput()
 	return string(out)
 }
 
@@ -358,7 +358,7 @@ func TestAgentBehindDnsmasq(t *testing.T) {
 	background(t, h.command(context.Background(), "dnsmasq", "--keep-in-foreground", "--user=root", "--pid-file=", "--listen-address=127.0.0.1", "--bind-interfaces",
 		"--conf-file="+h.write("dnsmasq.conf", conf)))
 	ask := func(name string) string {
-		out, _ := h.Command(t.Context(), "dig", "@127.0.0.1", "+tries=1", "+time=5", name).CombinedOutput()
+		out, _ := h.Command(t.Context(), "dig", "@127.0.0.1", "+tries=1", "+time=20", name).CombinedOutput()
 		return string(out)
 	}
 	for name, want := range map[string]string{"db.shop.test": "127.0.7.1", "nobody.shop.test": "NXDOMAIN", "www.other.test": "192.0.2.80"} {

@@ -177,7 +177,7 @@ func testResolved(t *testing.T, recursion bool) {
 	dig := func(server string, question ...string) string {
 		t.Helper()
 		// It exits with 9 where nobody answers, which is in what it prints.
-		out, _ := host.Command(t.Context(), "dig", append([]string{"@" + server, "+tries=1", "+time=5"}, question...)...).CombinedOutput()
+		out, _ := host.Command(t.Context(), "dig", append([]string{"@" + server, "+tries=1", "+time=20"}, question...)...).CombinedOutput()
 		return string(out)
 	}
 	stop := background(t, host.Command(context.Background(), culvert, "dns", "--config", ours))

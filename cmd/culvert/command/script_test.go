@@ -113,7 +113,7 @@ func cmdCode(ts *testscript.TestScript, neg bool, args []string) {
 
 // wait polls until done is true.
 func wait(ts *testscript.TestScript, what string, done func() bool) {
-	const most = 30 * time.Second
+	const most = time.Minute
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
 	for deadline := time.Now().Add(most); !done(); <-tick.C {
@@ -179,7 +179,7 @@ func cmdEcho(ts *testscript.TestScript, neg bool, args []string) {
 			}
 			all.Go(func() {
 				defer c.Close()
-				_ = c.SetDeadline(time.Now().Add(30 * time.Second))
+				_ = c.SetDeadline(time.Now().Add(time.Minute))
 				_, _ = io.Copy(c, c)
 			})
 		}
@@ -237,10 +237,10 @@ func cmdConnect(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 3 {
 		ts.Fatalf("usage: connect NAME ADDR TARGET")
 	}
-	c, err := net.DialTimeout("tcp", args[1], 30*time.Second)
+	c, err := net.DialTimeout("tcp", args[1], time.Minute)
 	ts.Check(err)
 	ts.Defer(func() { _ = c.Close() })
-	_ = c.SetDeadline(time.Now().Add(30 * time.Second))
+	_ = c.SetDeadline(time.Now().Add(time.Minute))
 	_, err = fmt.Fprintf(c, "CONNECT %[1]s HTTP/1.1\r\nHost: %[1]s\r\n\r\n", args[2])
 	ts.Check(err)
 	answer := make([]byte, len("HTTP/1.1 200"))
@@ -260,7 +260,7 @@ func cmdWasReset(ts *testscript.TestScript, neg bool, args []string) {
 	if c == nil {
 		ts.Fatalf("no tunnel is called %q", args[0])
 	}
-	_ = c.SetDeadline(time.Now().Add(30 * time.Second))
+	_ = c.SetDeadline(time.Now().Add(time.Minute))
 	if neg { // it is open if it takes a byte and has nothing to say
 		_ = c.SetReadDeadline(time.Now().Add(50 * time.Millisecond))
 		_, err := c.Write([]byte{0})

@@ -44,12 +44,12 @@ func TestNamespaces(t *testing.T) {
 			return "", err
 		}
 		defer c.Close()
-		_ = c.SetDeadline(time.Now().Add(5 * time.Second))
+		_ = c.SetDeadline(time.Now().Add(time.Minute))
 		p, err := io.ReadAll(c)
 		return string(p), err
 	}
 	const want = "hello from 10.9.0.2:443"
-	if got, err := ask(5 * time.Second); got != want {
+	if got, err := ask(time.Minute); got != want {
 		t.Fatalf("got %q, %v; want %q", got, err, want)
 	}
 	if c, err := New(t, "north").Dial(t.Context(), "tcp", "10.9.0.2:443"); !errors.Is(err, syscall.ENETUNREACH) {
@@ -62,7 +62,7 @@ func TestNamespaces(t *testing.T) {
 	}
 	east.Undrop(t)
 	east.Reject(t, "tcp dport 443")
-	if got, err := ask(5 * time.Second); !errors.Is(err, syscall.ECONNREFUSED) {
+	if got, err := ask(time.Minute); !errors.Is(err, syscall.ECONNREFUSED) {
 		t.Errorf("with a reject rule: %q, %v; want connection refused", got, err)
 	}
 	east.Undrop(t)
@@ -72,7 +72,7 @@ func TestNamespaces(t *testing.T) {
 	}
 	east.SetLink(t, eastIf, true)
 	east.SetMTU(t, eastIf, 1280)
-	if got, err := ask(5 * time.Second); got != want {
+	if got, err := ask(time.Minute); got != want {
 		t.Errorf("with all rules gone: %q, %v; want %q", got, err, want)
 	}
 	out, err := west.Command(t.Context(), "ip", "-o", "addr").Output()
