@@ -45,6 +45,8 @@ func newMeshSide(t *testing.T, domain string, domains ...string) *meshSide {
 		Listeners:       []Listener{{Address: "127.0.0.1:0", Protocols: []tunnel.Protocol{&connect.Protocol{}}}},
 		SourceListeners: []*registry.Listener{hbone},
 		Sources:         []registry.Source{s.source}, Via: domain, Identity: s.store,
+		// No call may fail, on a machine that takes more than the usual 3 seconds for a dial.
+		Limits: tunnel.Limits{ConnectTimeout: soon, ConnectTotalTimeout: 2 * soon, HandshakeTimeout: soon},
 	})
 	addrs := s.g.Addrs()
 	if len(addrs) != 2 {
@@ -113,7 +115,7 @@ func TestMeshesRotate(t *testing.T) {
 	call := func(from, to *meshSide) (c tunnel.Stream, err error) {
 		ctx, cancel := context.WithTimeout(t.Context(), soon)
 		defer cancel()
-		conn, err := (&connect.Dialer{Proxy: from.client}).DialContext(ctx, "tcp", "svc."+to.domain+":443")
+		conn, err := (&connect.Dialer{Proxy: from.client, Wait: soon}).DialContext(ctx, "tcp", "svc."+to.domain+":443")
 		if err != nil {
 			return nil, err
 		}

@@ -18,6 +18,10 @@ import (
 	"culvert.dev/internal/testnet"
 )
 
+// patientDials is for gateways of which no request may fail, on a machine that takes more than the
+// usual 3 seconds for a dial.
+const patientDials = "limits: {connectTimeout: 1m, connectTotalTimeout: 2m, handshakeTimeout: 1m}"
+
 // Two callers use the same connections between two gateways all the time, while the keys of
 // both gateways, their CA and that of the callers are replaced: no request fails, and the
 // service behind is told of each request who has made it.
@@ -73,6 +77,7 @@ func rotateTwoGateways(t *testing.T, carrier, listener, hop string) {
 		}
 	}
 	in := startFile(t, files(inner, fmt.Sprintf(`cluster: inner
+`+patientDials+`
 listeners:
   - {address: %q, tls: {key: gw, trust: edge.example, protocols: [%s]}}
 identity:
@@ -88,6 +93,7 @@ services:
     forwardIdentity: {assertion: true}
 `, listener, carrier, edge, ln.Addr(), shop)))
 	out := startFile(t, files(edge, fmt.Sprintf(`cluster: edge
+`+patientDials+`
 listeners:
   - {address: "127.0.0.1:1", tls: {key: gw, trust: corp.example, protocols: [connect]}}
 identity:
@@ -100,7 +106,7 @@ services:
 	call := func(i int) error {
 		ctx, cancel := context.WithTimeout(t.Context(), 3*patience)
 		defer cancel()
-		d := &connect.Dialer{Proxy: out.addrs[0], TLS: &tls.Config{Certificates: []tls.Certificate{shown[i].Load().TLS}, InsecureSkipVerify: true}}
+		d := &connect.Dialer{Proxy: out.addrs[0], Wait: 3 * patience, TLS: &tls.Config{Certificates: []tls.Certificate{shown[i].Load().TLS}, InsecureSkipVerify: true}}
 		c, err := d.DialContext(ctx, "tcp", "svc.test:443")
 		if err != nil {
 			return err
