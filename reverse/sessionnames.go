@@ -216,7 +216,7 @@ func (x *serverSession) registerLocked(list []Registration, fresh bool) (first [
 var errNames = fmt.Errorf("reverse: a session has %d names, the limit", maxNamesOf)
 
 func (r *Registration) equal(o *Registration) bool {
-	return r.Name == o.Name && r.Port == o.Port && r.Group == o.Group && r.Weight == o.Weight && slices.Equal(r.Allow, o.Allow)
+	return r.Name == o.Name && r.Port == o.Port && r.Group == o.Group && r.Weight == o.Weight && r.Insecure == o.Insecure && slices.Equal(r.Allow, o.Allow)
 }
 
 // leaveAll ends the memberships of x.
