@@ -129,87 +129,106 @@ func (x *serverSession) registerFresh(list []Registration) (first []refusedName,
 
 // registerLocked is register for a caller that holds mu. A list is fresh where the connector
 // has sent it: the first few refusals are returned.
-func (x *serverSession) registerLocked(list []Registration, fresh bool) (first []refusedName) {
-	results := make([]Result, len(list))
-	refused := 0
-	shared := map[tunnel.Pattern]bool{} // names that are new, and that other connectors have, too
-	var over []Result                   // of what is too much, and not decided about again
-	texts := 0
-	text := func(s string) string {
-		if texts += len(s); texts > maxTexts {
-			return "" // the Reason says enough
-		}
-		return s
+func (x *serverSession) registerLocked(list []Registration, fresh bool) []refusedName {
+	d := nameDecisions{
+		session: x, fresh: fresh, wanted: make(map[memberKey]bool, len(list)),
+		asked: make([]Registration, 0, min(len(list), maxNamesOf)), shared: map[tunnel.Pattern]bool{},
 	}
-	asked := make([]Registration, 0, min(len(list), maxNamesOf)) // what is decided about again
-	wanted := make(map[memberKey]bool, len(list))
-	var left []*Membership // after the others have joined, so that a name is not without a session
+	results := make([]Result, len(list))
 	for i := range list {
-		reg := list[i]
-		results[i] = Result{Name: reg.Name, Port: reg.Port}
-		k := memberKey{reg.Name, reg.Port}
-		if wanted[k] {
-			continue // which is in the list before
-		}
-		if len(wanted) >= maxNamesOf {
-			results[i].Reason, results[i].Error = tunnel.Overload, text(errNames.Error())
-			over = append(over, results[i])
-			continue
-		}
-		wanted[k] = true
-		asked = append(asked, reg)
-		if old := x.members[k]; old != nil {
-			if old.Registration.equal(&reg) && !old.hasLeft() {
-				continue
-			}
-			left = append(left, old)
-		}
-		delete(x.members, k)
-		m, err := x.server.Groups.join(x.req, x, x.connector, reg)
-		if err != nil {
-			results[i].Reason, results[i].Error, results[i].Taken = tunnel.ReasonOf(err), text(publicError(err)), errors.Is(err, errTaken)
-			if refused++; fresh && refused <= maxLogged {
-				first = append(first, refusedName{reg, err})
-			}
-			continue
-		}
-		switch {
-		case !fresh:
-			x.server.log().Info("name is now registered", "name", reg.Name.String(), "port", reg.Port, "owner", x.req.Peer.ID, "source", x.req.Source.String())
-		case x.server.Groups.isShared(m):
-			results[i].Shared = true
-			if !shared[reg.Name] && len(shared) < maxLogged {
-				x.server.Groups.logShared(m)
-			}
-			shared[reg.Name] = true
-		}
-		if x.draining {
-			m.Drain()
-		}
-		x.members[k] = m
+		results[i] = d.decide(list[i])
 	}
 	for k, m := range x.members {
-		if !wanted[k] {
-			left = append(left, m)
+		if !d.wanted[k] {
+			d.left = append(d.left, m)
 			delete(x.members, k)
 		}
 	}
-	for _, m := range left {
+	for _, m := range d.left {
 		m.Leave()
 	}
 	if fresh {
-		x.over = over
-		if len(over) > 0 {
-			x.server.log().Info("names refused to a connector", "names", len(over), "owner", x.req.Peer.ID, "source", x.req.Source.String(), "reason", string(tunnel.Overload), "error", errNames.Error())
+		x.over = d.over
+		if len(d.over) > 0 {
+			x.server.log().Info("names refused to a connector", "names", len(d.over), "owner", x.req.Peer.ID, "source", x.req.Source.String(), "reason", string(tunnel.Overload), "error", errNames.Error())
 		}
 	} else {
 		results = append(results, x.over...)
 	}
-	if more := len(shared) - maxLogged; more > 0 {
+	if more := len(d.shared) - maxLogged; more > 0 {
 		x.server.log().Info("more names have several connectors, which share their requests", "names", more, "owner", x.req.Peer.ID, "source", x.req.Source.String())
 	}
-	x.asked, x.refused, x.results = asked, refused, results
-	return first
+	x.asked, x.refused, x.results = d.asked, d.refused, results
+	return d.first
+}
+
+// nameDecisions are the decisions about the names of one list. The mu of the session is held.
+type nameDecisions struct {
+	session *serverSession
+	fresh   bool
+	wanted  map[memberKey]bool
+	asked   []Registration          // those that recheck decides about again
+	over    []Result                // those beyond the limit, which it does not
+	left    []*Membership           // end after all others have joined, so that a name is not without a session
+	refused int                     // by Groups
+	first   []refusedName           // the first few of those
+	shared  map[tunnel.Pattern]bool // names that are new, and that other connectors have, too
+	texts   int                     // bytes of the errors in results
+}
+
+// decide decides about one registration.
+func (d *nameDecisions) decide(reg Registration) Result {
+	x, k := d.session, memberKey{reg.Name, reg.Port}
+	result := Result{Name: reg.Name, Port: reg.Port}
+	if d.wanted[k] {
+		return result // the list has it twice
+	}
+	if len(d.wanted) >= maxNamesOf {
+		result.Reason, result.Error = tunnel.Overload, d.text(errNames.Error())
+		d.over = append(d.over, result)
+		return result
+	}
+	d.wanted[k] = true
+	d.asked = append(d.asked, reg)
+	if old := x.members[k]; old != nil {
+		if old.Registration.equal(&reg) && !old.hasLeft() {
+			return result
+		}
+		d.left = append(d.left, old)
+	}
+	delete(x.members, k)
+	m, err := x.server.Groups.join(x.req, x, x.connector, reg)
+	if err != nil {
+		result.Reason, result.Error, result.Taken = tunnel.ReasonOf(err), d.text(publicError(err)), errors.Is(err, errTaken)
+		if d.refused++; d.fresh && d.refused <= maxLogged {
+			d.first = append(d.first, refusedName{reg, err})
+		}
+		return result
+	}
+	switch {
+	case !d.fresh:
+		x.server.log().Info("name is now registered", "name", reg.Name.String(), "port", reg.Port, "owner", x.req.Peer.ID, "source", x.req.Source.String())
+	case x.server.Groups.isShared(m):
+		result.Shared = true
+		if !d.shared[reg.Name] && len(d.shared) < maxLogged {
+			x.server.Groups.logShared(m)
+		}
+		d.shared[reg.Name] = true
+	}
+	if x.draining {
+		m.Drain()
+	}
+	x.members[k] = m
+	return result
+}
+
+// text returns the text of an error for a Result, and "" if the texts of the list are too long: the
+// Reason says enough.
+func (d *nameDecisions) text(s string) string {
+	if d.texts += len(s); d.texts > maxTexts {
+		return ""
+	}
+	return s
 }
 
 // errNames is why a session gets no more names.
