@@ -34,7 +34,7 @@ const (
 	maxVersion     = 255         // bytes of the line that a connection begins with, RFC 4253 section 4.2
 
 	freeKeyExchanges = 10          // for each connection
-	bytesPerExchange = 1 << 20     // that earn another one: clients renew their keys by gigabytes, or with "RekeyLimit 1M"
+	bytesPerExchange = 512 << 10   // that earn another one: clients renew their keys by gigabytes, or with "RekeyLimit 1M" by nearly 1 MiB
 	timePerExchange  = time.Minute // that earns another one, too
 	version          = "SSH-2.0-culvert"
 	prefix           = "SSH-"

@@ -538,3 +538,17 @@ func TestKeysRenewedByTheMegabyte(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// OpenSSH 9.2 with "RekeyLimit 1M" exchanges keys whenever 0.94 MiB have passed, both ways together.
+func TestKeyExchangesOfOpenSSH(t *testing.T) {
+	s := &session{}
+	s.conn = &conn{Conn: nopConn{}, s: s}
+	e := &exchanges{s: s, began: time.Now()}
+	for i := range 1000 {
+		if err := e.allow(); err != nil {
+			t.Fatalf("exchange %d: %v", i, err)
+		}
+		s.conn.arrived.Add(450 << 10)
+		s.conn.left.Add(450 << 10)
+	}
+}
