@@ -154,8 +154,12 @@ func (v *Verifier) byIdentity(chain []*x509.Certificate, now time.Time) (tunnel.
 		err = telling(err, refused)
 	}
 	if err == nil { // there is no bundle
-		if missing == nil {
-			missing = notOf(who, v.domains())
+		switch domains := v.domains(); {
+		case missing != nil:
+		case len(domains) == 0: // of a group without members
+			missing = errUntrusted
+		default:
+			missing = notOf(who, domains)
 		}
 		return tunnel.Peer{}, missing
 	}

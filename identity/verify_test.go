@@ -195,6 +195,8 @@ func TestVerify(t *testing.T) {
 	domains := []*Trust{trusted("a.example", nil, a), trusted("b.example", nil, b)}
 	list := func(lists ...*x509.RevocationList) []*Trust { return []*Trust{trusted("a.example", lists, a)} }
 	unknown := new(Store).Trust("later")
+	nobody := new(Store).Trust("peers")
+	nobody.SetMembers(nil)
 	dns := func(names ...string) *x509.Certificate {
 		return edit(template(), func(c *x509.Certificate) { c.DNSNames = names })
 	}
@@ -281,6 +283,7 @@ func TestVerify(t *testing.T) {
 		{"no domain beside one: an id of the domain", leaf(legacy.issue(template(alice))), []*Trust{trusted("", nil, legacy), trusted("a.example", nil, a)}, client, "", "unknown CA"},
 		{"no domain beside one: an id of another", leaf(legacy.issue(template("spiffe://c.example/carol"))), []*Trust{trusted("", nil, legacy), trusted("a.example", nil, a)}, client, "", `want one of ["a.example"]`},
 		{"no domain beside one that is not known yet", leaf(legacy.issue(template(alice))), []*Trust{trusted("", nil, legacy), unknown}, client, "", "is not known yet"},
+		{"a group without members", leaf(good), []*Trust{nobody}, client, "", "the client's certificate can't be verified: no CA is configured"},
 		{"no domain beside one: DNS", leaf(legacy.issue(dns("x.example"))), []*Trust{trusted("", nil, legacy), trusted("a.example", nil, a)}, client, "dns:x.example", ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
