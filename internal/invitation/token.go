@@ -75,7 +75,7 @@ func (t *Token) Text() (string, error) {
 
 // KindOf returns the kind of a token's text, "" for none.
 func KindOf(text string) Kind {
-	text = strings.TrimSpace(text)
+	text = withoutSpace(text)
 	for _, k := range []Kind{Site, Device} {
 		if strings.HasPrefix(text, string(k)) {
 			return k
@@ -84,9 +84,13 @@ func KindOf(text string) Kind {
 	return ""
 }
 
+// withoutSpace returns text without spaces and line ends: a terminal or a mail breaks a long token
+// into lines, and a token has none.
+func withoutSpace(text string) string { return strings.Join(strings.Fields(text), "") }
+
 // Parse reads a token, which is not to be of now or before. Its errors do not quote it.
 func Parse(text string, now time.Time) (*Token, error) {
-	text = strings.TrimSpace(text)
+	text = withoutSpace(text)
 	kind := KindOf(text)
 	if kind == "" || len(text) > maxToken {
 		return nil, errors.New("it is not a token of \"culvert invite\"")

@@ -27,6 +27,7 @@ func (s *Site) Join(ctx context.Context, dialer tunnel.Dialer, text string, zone
 	if _, err := ParseZones(zones); err != nil {
 		return "", err
 	}
+	s.retry()
 	s.mu.Lock()
 	settings, err := s.settings, s.usable()
 	s.mu.Unlock()
@@ -49,7 +50,7 @@ func (s *Site) Join(ctx context.Context, dialer tunnel.Dialer, text string, zone
 	}
 	defer c.Close()
 	defer context.AfterFunc(ctx, func() { _ = c.Close() })()
-	if err := s.mayJoin(state.PeerCertificates[0]); err != nil {
+	if err := s.mayJoin(state.PeerCertificates[0], zones); err != nil {
 		return "", err // before the token is used
 	}
 	binding, err := state.ExportKeyingMaterial(exporter, nil, 32)
@@ -100,19 +101,37 @@ func (s *Site) Join(ctx context.Context, dialer tunnel.Dialer, text string, zone
 	return m.Name, nil
 }
 
-// mayJoin returns why this site cannot join the one whose gateway shows leaf, as far as that is
-// known before anything is sent. The trust domain is not verified yet.
-func (s *Site) mayJoin(leaf *x509.Certificate) error {
-	if len(leaf.URIs) != 1 {
-		return nil // what it answers is verified
-	}
-	domain, _, err := identity.ParseSPIFFEID(leaf.URIs[0].String())
-	if err != nil {
-		return nil
-	}
+// mayJoin returns why this site cannot join the one whose gateway shows leaf, and which may offer
+// names of zones, as far as that is known before anything is sent. The trust domain is not
+// verified yet.
+func (s *Site) mayJoin(leaf *x509.Certificate, zones []string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.checkDomain(domain)
+	if len(leaf.URIs) == 1 { // else what it answers is verified
+		if domain, _, err := identity.ParseSPIFFEID(leaf.URIs[0].String()); err == nil {
+			if err := s.checkDomain(domain); err != nil {
+				return err
+			}
+		}
+	}
+	offers, err := ParseZones(zones)
+	if err != nil {
+		return err
+	}
+	for _, c := range slices.Concat(s.configured(), s.peers()) {
+		for i := range c.Zones {
+			at := slices.IndexFunc(offers, func(zone tunnel.Pattern) bool { return c.Network == "" && peer.Overlap(zone, c.Zones[i]) })
+			if at >= 0 {
+				return fmt.Errorf("the other site can't get the zone %q: peer %q has %q already, and a name has one peer", offers[at], c.Name, c.Zones[i])
+			}
+		}
+	}
+	// A disk that is full or can't be written is found out before the other side has stored this
+	// one, and the token is used up.
+	if err := s.save(s.state); err != nil {
+		return fmt.Errorf("site.state can't be written, and the token is not used: %w", err)
+	}
+	return nil
 }
 
 // member returns the site that has sent a, and has shown a chain.

@@ -300,6 +300,19 @@ func TestTokensThatAreRefused(t *testing.T) {
 	}
 }
 
+// A token may have been broken into lines, as terminals and mails do.
+func TestTokenInLines(t *testing.T) {
+	east, west := newSite(t, "inviting"), newSite(t, "west")
+	token := invite(t, east)
+	broken := "\r\n  " + token[:5] + "\n" + token[5:60] + "\r\n\t" + token[60:] + " \n"
+	if err := CheckToken(broken); err != nil {
+		t.Errorf("CheckToken: %v", err)
+	}
+	if _, err := join(t, west, broken); err != nil {
+		t.Errorf("Join: %v", err)
+	}
+}
+
 func expired(t *testing.T, text string) string {
 	t.Helper()
 	tok, err := parseToken(text, time.Now())
@@ -343,6 +356,44 @@ func TestSiteThatIsKnownAlready(t *testing.T) {
 	}
 	if _, err := join(t, east, token); err == nil || !strings.Contains(err.Error(), "both sites are of trust domain") {
 		t.Errorf("a site that joins itself: %v", err)
+	}
+	if _, err := join(t, west, token); err != nil {
+		t.Errorf("the token works no more: %v", err)
+	}
+}
+
+// A site that could not store the other one, or may not have a peer with those zones, says so before
+// it uses the token: the other side has stored nothing, and the token stays valid.
+func TestWhatCannotBeStoredIsFoundOutFirst(t *testing.T) {
+	east, west, north := newSite(t, "inviting"), newSite(t, "west"), newSite(t, "north")
+	token := invite(t, east)
+	wantNothing := func(what string, err error, want string) {
+		t.Helper()
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", what, err, want)
+		}
+		if all := east.Peers(); len(all) != 0 {
+			t.Errorf("%s: the site that was joined has stored %+v", what, all)
+		}
+	}
+	// Replace writes to a new file first: a folder in its place is in the way, as a full disk is.
+	block := filepath.Join(west.settings.State, "peers.json.new")
+	if err := os.MkdirAll(filepath.Join(block, "x"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	_, err := join(t, west, token)
+	wantNothing("a state that can't be written", err, "the token is not used")
+	if err := os.RemoveAll(block); err != nil {
+		t.Fatal(err)
+	}
+
+	if _, err := west.Join(t.Context(), new(net.Dialer), invite(t, north), []string{"*.a.inviting.example"}); err != nil {
+		t.Fatal(err)
+	}
+	_, err = join(t, west, token)
+	wantNothing("a zone of another peer", err, `can't get the zone "*.inviting.example": peer "north" has "*.a.inviting.example" already`)
+	if err := west.Remove("north"); err != nil {
+		t.Fatal(err)
 	}
 	if _, err := join(t, west, token); err != nil {
 		t.Errorf("the token works no more: %v", err)
@@ -541,5 +592,46 @@ func TestDamagedState(t *testing.T) {
 	}
 	if _, err := s.Invite(nil, time.Hour); err == nil || !strings.Contains(err.Error(), "damaged") {
 		t.Errorf("Invite returns %v", err)
+	}
+	if err := s.Remove("west"); err == nil || !strings.Contains(err.Error(), "damaged") {
+		t.Errorf("Remove returns %v, which says nothing of why there is no peer", err)
+	}
+	if err := s.Problem(); err == nil {
+		t.Error("the site says that its state can be used")
+	}
+}
+
+// A state that was damaged is read again when somebody is to join: the gateway need not restart.
+func TestDamagedStateIsReadAgain(t *testing.T) {
+	east, west := newSite(t, "inviting"), newSite(t, "west")
+	if _, err := join(t, west, invite(t, east)); err != nil {
+		t.Fatal(err)
+	}
+	folder := east.settings.State
+	path := filepath.Join(folder, "peers.json")
+	good, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	east.Close()
+	write := func(data []byte) {
+		if err := os.WriteFile(path, data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	changed := 0
+	s := &Site{Store: east.Store, Changed: func() { changed++ }}
+	defer s.Close()
+	settings := east.settings
+	write(nil)
+	if err := s.Use(&settings); err == nil || len(s.Peers()) != 0 {
+		t.Fatalf("an empty file: %v, and %d peers", err, len(s.Peers()))
+	}
+	write(good)
+	if _, err := s.Invite(nil, time.Hour); err != nil {
+		t.Errorf("the file was repaired, and Invite says %v", err)
+	}
+	if len(s.Peers()) != 1 || changed != 1 || s.Problem() != nil {
+		t.Errorf("%d peers, others told %d times, problem %v; want 1, once, none", len(s.Peers()), changed, s.Problem())
 	}
 }

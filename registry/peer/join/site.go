@@ -144,7 +144,7 @@ func (s *Site) load(folder string) error {
 	}
 	var got state
 	if err := json.Unmarshal(data, &got); err != nil || got.Version != stateVersion {
-		return fmt.Errorf("site.state: %s is damaged, or of another version: take it away and join again", f.Path)
+		return fmt.Errorf("site.state: %s is damaged, or of another version: put back a copy of it, or take it away and join again", f.Path)
 	}
 	for _, m := range got.Peers {
 		if _, err := m.config(&s.settings); err != nil {
@@ -287,6 +287,32 @@ func (s *Site) configured() []peer.Config {
 	return s.Configured()
 }
 
+// Problem returns why what the settings say cannot be used, so that there are no peers; nil if it
+// can.
+func (s *Site) Problem() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.failed
+}
+
+// retry reads the state again if it could not be used: it may have been repaired or taken away
+// since.
+func (s *Site) retry() {
+	s.mu.Lock()
+	failed := s.failed != nil
+	if failed {
+		s.close()
+		s.failed = s.load(s.settings.State)
+		s.publish()
+	}
+	usable := s.failed == nil
+	s.mu.Unlock()
+	if failed && usable {
+		s.log().Info("the state of peers can be used again", "folder", s.settings.State)
+		s.changed()
+	}
+}
+
 // usable returns why nobody can be invited and nobody can be joined.
 func (s *Site) usable() error {
 	switch {
@@ -343,6 +369,7 @@ func (s *Site) Invite(zones []string, ttl time.Duration) (string, error) {
 	if _, err := ParseZones(zones); err != nil {
 		return "", err
 	}
+	s.retry()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err := s.usable(); err != nil {
@@ -387,7 +414,12 @@ func (s *Site) Invite(zones []string, ttl time.Duration) (string, error) {
 
 // Remove forgets a peer that has joined: its trust and its names. Its tunnels end.
 func (s *Site) Remove(name string) error {
+	s.retry()
 	s.mu.Lock()
+	if s.failed != nil {
+		defer s.mu.Unlock()
+		return s.failed
+	}
 	at := slices.IndexFunc(s.state.Peers, func(m member) bool { return m.Name == name })
 	if at < 0 {
 		s.mu.Unlock()
