@@ -19,6 +19,7 @@ const (
 	DefaultLifetime = 2 * time.Hour // that RFC 6887 section 15 and RFC 6886 section 3.3 recommend
 
 	pollInterval   = 30 * time.Second // between two questions whether all is as it was
+	routeInterval  = 2 * time.Second  // between two looks for a default route while there is none
 	searchTimeout  = 2 * time.Second  // for a router to say which protocols it speaks, at first
 	maxSearchTime  = 8 * time.Second  // for one that has not answered so far
 	mapTimeout     = 8 * time.Second  // for one mapping: enough for two requests of PCP
@@ -112,6 +113,7 @@ type Manager struct {
 	mappings []*mapping
 	outside  netip.Addr // that the router says
 	seen     netip.Addr // by STUN
+	unseen   string     // why no STUN server has answered the last question
 	problem  string     // why there is nothing to ask
 	searchAt time.Time  // not before
 	retry    time.Duration
@@ -215,7 +217,7 @@ func (m *Manager) step(ctx context.Context) time.Duration {
 	}
 	m.keepPorts(ctx, s)
 	if len(s.Ports) == 0 {
-		m.clients, m.route, m.problem = nil, Route{}, ""
+		m.clients, m.route, m.problem, m.unseen = nil, Route{}, "", ""
 		m.heard.stop()
 		m.report()
 		return time.Hour
@@ -227,24 +229,31 @@ func (m *Manager) step(ctx context.Context) time.Duration {
 	route, err := find(ctx, s.Router)
 	if err != nil {
 		m.problem = err.Error()
+		if !s.Router.IsValid() {
+			m.problem += ": set nat.router if there is one"
+		}
 		m.report()
-		return pollInterval
+		return routeInterval // a gateway may start before the network does
 	}
 	m.problem = ""
 	if route != m.route {
 		m.setRoute(route)
 	}
 	seen := make(chan netip.Addr, 1)
+	unseen := ""
 	go func() {
 		defer close(seen)
 		defer m.recovered()
-		seen <- m.askSTUN(ctx, s.STUN)
+		var at netip.Addr
+		at, unseen = m.askSTUN(ctx, s.STUN)
+		seen <- at
 	}()
 	if len(m.clients) == 0 && !m.clock().Before(m.searchAt) {
 		m.search(ctx, s)
 	}
 	m.poll(ctx)
-	if now := <-seen; now.IsValid() {
+	now := <-seen
+	if m.unseen = unseen; now.IsValid() {
 		if m.seen.IsValid() && now != m.seen {
 			m.Log.Info("the outside address changed; renewing the mappings", "from", m.seen, "to", now)
 			m.renewAll()

@@ -1,8 +1,10 @@
 package nat
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"log/slog"
 	"net"
 	"net/netip"
 	"slices"
@@ -236,6 +238,56 @@ func TestManagerStartsBeforeTheRouter(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A gateway that starts before the network does says so, once, and maps its ports soon after there
+// is a route.
+func TestManagerStartsBeforeTheNetwork(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		var up atomic.Bool
+		var log bytes.Buffer // written by Run alone, which waits while it is read
+		s := startSite(t, newRouter(t), tcpSettings(), func(m *Manager) {
+			m.Log = slog.New(slog.NewTextHandler(&log, nil))
+			m.FindRoute = func(context.Context, netip.Addr) (Route, error) {
+				if !up.Load() {
+					return Route{}, errors.New("there is no route")
+				}
+				return Route{Router: routerAddr, Local: localAddr}, nil
+			}
+		})
+		const problem = "there is no route: set nat.router if there is one"
+		if got, status := s.after(time.Minute); got.State != Pending || status.Problem != problem {
+			t.Errorf("without a route there is %+v", status)
+		}
+		if n := strings.Count(log.String(), `level=WARN msg="no port can be mapped; trying again" error="`+problem+`"`); n != 1 {
+			t.Errorf("the log says it %d times, want once:\n%s", n, &log)
+		}
+		up.Store(true)
+		if got, status := s.after(routeInterval + 2*time.Second); got.State != Verified {
+			t.Errorf("with a route there is %+v", status)
+		}
+		s.stop()
+		if n := strings.Count(log.String(), "no port can be mapped"); n != 1 {
+			t.Errorf("the log says it %d times in the end, want once:\n%s", n, &log)
+		}
+	})
+}
+
+// STUN servers that say nothing are named, also beside those of which nothing is known.
+func TestManagerNamesSilentSTUNServers(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		settings := tcpSettings()
+		settings.STUN = []string{"nosuch.example:3478", "203.0.113.9:3478"}
+		s := startSite(t, newRouter(t), settings, func(m *Manager) {
+			m.Lookup = func(_ context.Context, host string) ([]netip.Addr, error) {
+				return nil, &net.DNSError{Err: "no such host", Name: host, IsNotFound: true}
+			}
+		})
+		const want = "nosuch.example:3478: no such host; 203.0.113.9:3478 does not answer"
+		if _, status := s.after(time.Minute); status.Unseen != want {
+			t.Errorf("the status says %q, want %q", status.Unseen, want)
+		}
+	})
 }
 
 // A gateway outside that is there a little later verifies the port a little later, too.

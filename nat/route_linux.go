@@ -76,7 +76,7 @@ func parseRoutes(text io.Reader) (router netip.Addr, device string, err error) {
 		return netip.Addr{}, "", fmt.Errorf("read %s: %w", routeFile, err)
 	}
 	if !router.IsValid() {
-		return netip.Addr{}, "", errors.New("there is no default route of IPv4 with a router: set nat.router")
+		return netip.Addr{}, "", errors.New("there is no default route of IPv4 with a router")
 	}
 	return router, device, nil
 }

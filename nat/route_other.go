@@ -11,7 +11,7 @@ import (
 // DefaultRoute returns the way to the internet by router, which has to be told on this system.
 func DefaultRoute(ctx context.Context, router netip.Addr) (Route, error) {
 	if !router.IsValid() {
-		return Route{}, errors.New("the default route is found on Linux only: set nat.router")
+		return Route{}, errors.New("the default route is found on Linux only")
 	}
 	local, err := localTowards(ctx, router)
 	return Route{Router: router, Local: local}, err

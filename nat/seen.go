@@ -6,15 +6,19 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
+	"strings"
 	"time"
 )
 
-// askSTUN returns the address that the first STUN server that answers sees.
-func (m *Manager) askSTUN(ctx context.Context, servers []string) netip.Addr {
+// askSTUN returns the address that the first STUN server that answers sees, or why none has
+// answered: "" where there are none to ask.
+func (m *Manager) askSTUN(ctx context.Context, servers []string) (seen netip.Addr, why string) {
 	ctx, cancel := context.WithTimeoutCause(ctx, stunTimeout, errors.New("no answer in time"))
 	defer cancel()
 	answers := make(chan netip.Addr, len(servers))
-	for _, server := range servers {
+	failures := make([]string, len(servers))
+	for i, server := range servers {
 		go func() {
 			at := netip.AddrPort{}
 			defer func() { answers <- at.Addr() }()
@@ -22,17 +26,28 @@ func (m *Manager) askSTUN(ctx context.Context, servers []string) netip.Addr {
 			var err error
 			if at, err = m.askOneSTUN(ctx, server); err != nil {
 				m.Log.Debug("a STUN server does not answer", "server", server, "error", err)
+				failures[i] = describeSTUN(server, err)
 			}
 		}()
 	}
-	seen := netip.Addr{}
 	for range servers {
 		if at := <-answers; at.IsValid() && !seen.IsValid() {
 			seen = at
 			cancel()
 		}
 	}
-	return seen
+	if seen.IsValid() {
+		return seen, ""
+	}
+	return seen, strings.Join(slices.DeleteFunc(failures, func(s string) bool { return s == "" }), "; ")
+}
+
+// describeSTUN says why a server has told nothing, without what differs from one question to the next.
+func describeSTUN(server string, err error) string {
+	if bad, ok := errors.AsType[*net.DNSError](err); ok {
+		return server + ": " + bad.Err
+	}
+	return server + " does not answer"
 }
 
 func (m *Manager) askOneSTUN(ctx context.Context, server string) (netip.AddrPort, error) {

@@ -15,6 +15,7 @@ type Status struct {
 	Route       *Route     `json:"route,omitempty"`
 	Outside     netip.Addr `json:"outsideAddress,omitzero"` // that the router says it has
 	Seen        netip.Addr `json:"seenAddress,omitzero"`    // that STUN servers see
+	Unseen      string     `json:"stunProblem,omitempty"`   // why no STUN server has answered the last question
 	Protocols   []string   `json:"protocols,omitempty"`     // that the router speaks
 	Problem     string     `json:"problem,omitempty"`       // why the router cannot be asked
 	Mappings    []Mapping  `json:"mappings"`
@@ -54,7 +55,7 @@ func (m *Manager) Status() Status {
 // report stores the Status, and calls OnChange if it differs from the one before.
 func (m *Manager) report() {
 	kind, why := m.assess()
-	s := Status{Kind: kind, Explanation: why, Outside: m.outside, Seen: m.seen, Problem: m.problem, Mappings: []Mapping{}}
+	s := Status{Kind: kind, Explanation: why, Outside: m.outside, Seen: m.seen, Unseen: m.unseen, Problem: m.problem, Mappings: []Mapping{}}
 	if m.route.Router.IsValid() {
 		route := m.route
 		s.Route = &route
@@ -87,6 +88,9 @@ func (m *Manager) report() {
 	if (kind == CGNAT || kind == DoubleNAT) && (was == nil || was.Kind != kind) {
 		m.Log.Warn("another NAT is between the router and the internet", "nat", kind, "explanation", why)
 	}
+	if s.Problem != "" && len(m.mappings) > 0 && (was == nil || was.Problem != s.Problem) {
+		m.Log.Warn("no port can be mapped; trying again", "error", s.Problem)
+	}
 	if m.OnChange != nil && (was == nil || !reflect.DeepEqual(*was, s)) {
 		m.OnChange(s)
 	}
@@ -107,7 +111,7 @@ func (m *Manager) Probe(ctx context.Context, s Settings) (*Status, error) {
 		return nil, err
 	}
 	m.route = route
-	m.seen = m.askSTUN(ctx, s.STUN)
+	m.seen, m.unseen = m.askSTUN(ctx, s.STUN)
 	m.search(ctx, &s)
 	m.poll(ctx)
 	m.report()

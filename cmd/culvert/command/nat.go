@@ -137,6 +137,9 @@ func printNAT(w io.Writer, s *nat.Status) error {
 	if s.Seen.IsValid() {
 		line("seen", "%s, as a STUN server says", s.Seen)
 	}
+	if s.Unseen != "" {
+		line("stun", "%s", s.Unseen)
+	}
 	if s.Problem != "" {
 		line("problem", "%s", s.Problem)
 	}
@@ -217,7 +220,10 @@ func runNATProbe(ctx context.Context, w io.Writer, o *natProbeOptions) error {
 	defer cancel()
 	m := &nat.Manager{FindUPnP: new(upnp.Finder).Find, Log: slog.New(slog.DiscardHandler)}
 	status, err := m.Probe(ctx, s)
-	if err != nil {
+	switch {
+	case err != nil && o.router == "":
+		return &cliError{err: err, hint: "give the address of the router: --router 192.168.1.1", code: exitFailed}
+	case err != nil:
 		return err
 	}
 	if o.output == "json" {

@@ -33,7 +33,7 @@ func TestPrintNAT(t *testing.T) {
 	var b bytes.Buffer
 	s := &nat.Status{
 		Kind: nat.DoubleNAT, Explanation: "two routers", Route: &nat.Route{Router: netip.MustParseAddr("192.168.1.1"), Local: netip.MustParseAddr("192.168.1.10")},
-		Problem: "bad\x1b[2Jrouter", Mappings: []nat.Mapping{
+		Problem: "bad\x1b[2Jrouter", Unseen: "stun.example:3478 does not answer", Mappings: []nat.Mapping{
 			{Listener: ":443", State: nat.Verified, External: netip.MustParseAddrPort("203.0.113.7:443"), Protocol: "pcp", Expires: time.Now().Add(time.Hour)},
 			{Listener: ":80", State: nat.Pending, Error: "one\ntwo"},
 		},
@@ -41,7 +41,7 @@ func TestPrintNAT(t *testing.T) {
 	if err := printNAT(&b, s); err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"nat:       double: two routers\n", "router:    192.168.1.1, from 192.168.1.10\n", ":443      verified  203.0.113.7:443  pcp  in ", ":80       pending   -                -    -", "one; two\n"} {
+	for _, want := range []string{"nat:       double: two routers\n", "router:    192.168.1.1, from 192.168.1.10\n", ":443      verified  203.0.113.7:443  pcp  in ", ":80       pending   -                -    -", "one; two\n", "stun:      stun.example:3478 does not answer\n"} {
 		if !strings.Contains(b.String(), want) {
 			t.Errorf("got %q, want it to have %q", b.String(), want)
 		}
