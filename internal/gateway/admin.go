@@ -48,8 +48,9 @@ type Status struct {
 	Certificates    []Certificate          `json:"certificates,omitempty"` // those of files; what expires first is first
 	Issuers         []jwt.Status           `json:"issuers,omitempty"`      // of tokens, with the state of their keys
 
-	Peers   []peer.Status `json:"peers,omitempty"`   // other sites
-	Catalog *peer.Status  `json:"catalog,omitempty"` // of the gateways of an agent
+	Peers       []peer.Status `json:"peers,omitempty"`       // other sites
+	SiteProblem string        `json:"siteProblem,omitempty"` // why no site can join, and none that has joined is in Peers
+	Catalog     *peer.Status  `json:"catalog,omitempty"`     // of the gateways of an agent
 
 	Kubernetes any `json:"kubernetes,omitempty"` // what Config.Kubernetes returns
 	Identity   any `json:"identity,omitempty"`   // what Config.IdentitySources returns
@@ -140,6 +141,9 @@ func (g *Gateway) Status() Status {
 	s.Certificates = g.expiry.certificates()
 	s.Issuers, s.Peers = g.tokens.Status(), g.peers.Status()
 	s.Catalog = g.peers.Catalog()
+	if err := g.site.Problem(); err != nil {
+		s.SiteProblem = err.Error()
+	}
 	if g.cfg.Kubernetes != nil {
 		s.Kubernetes = g.cfg.Kubernetes()
 	}

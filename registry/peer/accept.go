@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 
 	"culvert.dev/registry"
@@ -90,6 +91,7 @@ func (im *importer) service(s *Service, peerSite string) (out *registry.Service,
 		if n := len(outside) - 1; n > 0 {
 			leftOut += fmt.Sprintf(", and so are %d others", n)
 		}
+		leftOut += "; " + im.zones()
 	}
 	if len(out.Names) == 0 {
 		return nil, cmp.Or(leftOut, fmt.Sprintf("service %q has no name", name))
@@ -140,6 +142,23 @@ func (c *Config) whose() string {
 		return c.Name
 	}
 	return "peer"
+}
+
+// zones says which the zones of the peer are, the first of many, for people.
+func (c *Config) zones() string {
+	const most = 3
+	if len(c.Zones) == 0 {
+		return "it has none"
+	}
+	var all []string
+	for _, zone := range c.Zones[:min(most, len(c.Zones))] {
+		all = append(all, strconv.Quote(zone.String()))
+	}
+	list := "the zones are " + strings.Join(all, ", ")
+	if n := len(c.Zones) - most; n > 0 {
+		list += fmt.Sprintf(" and %d more", n)
+	}
+	return list
 }
 
 // settings is what the catalog depends on beside the peer itself.

@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/netip"
+	"strings"
 	"sync"
 	"time"
 
@@ -152,7 +153,7 @@ func (p *peer) dialAll(ctx context.Context) {
 		if err == nil {
 			err = errEnded
 		}
-		err = fmt.Errorf("%s: %w", d.name, err)
+		err = fmt.Errorf("%s: %w%s", d.name, err, p.advice(err))
 		level := slog.LevelWarn
 		switch {
 		case no:
@@ -191,6 +192,16 @@ func (p *peer) dialAll(ctx context.Context) {
 		case <-wait.C:
 		}
 	}
+}
+
+// advice is what an error says after a semicolon: what to do about a gateway of the peer that does
+// not accept our certificate. It is "" for other errors, and for a catalog that is only read.
+func (p *peer) advice(err error) string {
+	op, ok := errors.AsType[*net.OpError](err)
+	if !ok || op.Op != "remote error" || !strings.Contains(op.Err.Error(), "certificate") || p.Network != "" {
+		return ""
+	}
+	return "; that gateway does not accept the certificate of this one: see whether this site is a peer there, and trusted"
 }
 
 // isNo reports whether a gateway has refused a catalog in a way that it will again.

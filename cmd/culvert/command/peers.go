@@ -108,25 +108,34 @@ func runPeers(ctx context.Context, w io.Writer, o *peersOptions) error {
 	if err != nil {
 		return err
 	}
-	all := s.Peers
-	if all == nil {
-		all = []peer.Status{}
-	}
 	if o.output == "json" {
-		return writeJSON(w, all)
+		return writeJSON(w, append([]peer.Status{}, s.Peers...))
+	}
+	return printPeers(w, s)
+}
+
+// printPeers prints the peers in s for people.
+func printPeers(w io.Writer, s *runningStatus) error {
+	all := s.Peers
+	var notes []string
+	if s.SiteProblem != "" {
+		notes = append(notes, describeSiteProblem(s.SiteProblem))
 	}
 	if len(all) == 0 {
-		_, err := fmt.Fprintln(w, "there are no peers")
+		notes = append([]string{"there are no peers"}, notes...)
+		_, err := fmt.Fprintln(w, printable(strings.Join(notes, ": ")))
 		return err
 	}
 	rows := [][]string{{"PEER", "STATE", "GENERATION", "TAKEN", "OFFERED", "CONTACT", "GATEWAY"}}
-	var notes []string
 	for i := range all {
 		p := &all[i]
 		state, contact, gateway := good("connected"), "-", "-"
 		if !p.Connected {
 			state = bad("lost") + " " + humanSeconds(time.Since(p.Since).Seconds())
 			notes = append(notes, fmt.Sprintf("%s: %s", p.Name, p.Problem))
+		}
+		if p.Bundle != "" {
+			notes = append(notes, fmt.Sprintf("%s: %s", p.Name, p.Bundle))
 		}
 		if !p.Contact.IsZero() {
 			contact = humanSeconds(time.Since(p.Contact).Seconds()) + " ago"
@@ -148,6 +157,6 @@ func runPeers(ctx context.Context, w io.Writer, o *peersOptions) error {
 	for i := range notes {
 		notes[i] = printable(notes[i])
 	}
-	_, err = fmt.Fprintf(w, "\n%s\n", strings.Join(notes, "\n"))
+	_, err := fmt.Fprintf(w, "\n%s\n", strings.Join(notes, "\n"))
 	return err
 }

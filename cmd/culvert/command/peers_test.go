@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"culvert.dev/internal/gateway"
 	"culvert.dev/internal/testca"
 	"culvert.dev/internal/testnet"
 	"culvert.dev/registry/peer"
@@ -27,6 +28,7 @@ type testSite struct {
 	ca      *testca.CA
 	files   map[string]string
 	service string // the address of the service
+	stderr  string // of the last command
 }
 
 func newTestSite(t *testing.T, name string) *testSite {
@@ -191,7 +193,7 @@ policies: [{name: east-sees, verb: catalog, action: allow, rules: [{sources: [{t
 	}
 	testnet.Eventually(t, patience, func() bool { s := east.Status().Peers[0]; return s.Connected && len(s.LeftOut) == 1 }, "east has the catalog of west")
 	out := run()
-	for _, want := range []string{"PEER", "west", "connected", "to connect-h2 " + west.addrs[0], `west: left out: service "bank.example": "bank.example" is outside of the zones of the peer`} {
+	for _, want := range []string{"PEER", "west", "connected", "to connect-h2 " + west.addrs[0], `west: left out: service "bank.example": "bank.example" is outside of the zones of the peer; the zones are "*.west.example"`} {
 		if !strings.Contains(out, want) {
 			t.Errorf("the output does not have %q:\n%s", want, out)
 		}
@@ -244,7 +246,9 @@ func (s *testSite) command(t *testing.T, stdin string, args ...string) (out stri
 	root.SetIn(strings.NewReader(stdin))
 	root.SetOut(&stdout)
 	root.SetErr(&stderr)
-	if err := root.ExecuteContext(t.Context()); err != nil {
+	err := root.ExecuteContext(t.Context())
+	s.stderr = stderr.String()
+	if err != nil {
 		return stdout.String() + err.Error(), exitFailed
 	}
 	return stdout.String(), exitOK
@@ -322,10 +326,53 @@ policies:
 	if out, code := east.command(t, "", "peers", "remove", "west"); code == exitOK || !strings.Contains(out, `no peer "west" has joined`) {
 		t.Errorf("removing west again: %q", out)
 	}
+	// West is not told, and its operator is told what to look for.
+	testnet.Eventually(t, patience, func() bool {
+		out, _ := west.command(t, "", "peers")
+		return strings.Contains(out, "that gateway does not accept the certificate of this one: see whether this site is a peer there")
+	}, "west says why there is no stream")
 	if out, code := west.command(t, "", "peers", "remove", "east"); code != exitOK {
 		t.Errorf("removing east: %q", out)
 	}
 	if out, code := west.command(t, token, "join", "--zones", "*.east.example", "-"); code == exitOK || !strings.Contains(out, "was used already") {
 		t.Errorf("by a token that was used: %q", out)
+	}
+	token, _ = east.command(t, "", "invite")
+	if out, code := west.command(t, token, "join", "-"); code != exitOK || !strings.Contains(west.stderr, "it may offer no names, because --zones was left out") {
+		t.Errorf("without zones: %q, and beside it %q", out, west.stderr)
+	}
+}
+
+// A gateway whose state of joined sites is damaged has no peers, and says why.
+func TestDamagedStateOfSitesIsShown(t *testing.T) {
+	east := newTestSite(t, "east")
+	east.files["peers.json"] = ""
+	east.files["culvert.yaml"] = strings.Replace(east.joiningSite("", "services: []\n"), "state: site", "state: .", 1)
+	east.running = startFile(t, east.files)
+	for _, what := range []string{"peers", "status"} {
+		out, code := east.command(t, "", what)
+		if code != exitOK || !strings.Contains(out, "no site can join, and those that have joined are not used: site.state: ") || !strings.Contains(out, "is damaged") {
+			t.Errorf("culvert %s says %q", what, out)
+		}
+	}
+}
+
+// A trust bundle that is refused is shown beside the peer.
+func TestBundleThatIsRefusedIsShown(t *testing.T) {
+	const why = "its trust bundle is refused: it has no CA in common with the one that is trusted: join again"
+	s := runningStatus{Status: gateway.Status{Peers: []peer.Status{{Name: "west", Connected: true, Bundle: why}}}}
+	var b strings.Builder
+	if err := printPeers(&b, &s); err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(b.String(), "west: "+why) {
+		t.Errorf("culvert peers says:\n%s", &b)
+	}
+	b.Reset()
+	if err := printStatus(&b, &s, nil); err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(b.String(), "peer:      west: "+why) {
+		t.Errorf("culvert status says:\n%s", &b)
 	}
 }

@@ -164,7 +164,12 @@ func runJoin(cmd *cobra.Command, o *joinOptions) error {
 	if err != nil {
 		return err
 	}
-	_, err = fmt.Fprintf(cmd.OutOrStdout(), "joined %s\n", printable(answer["peer"]))
+	if _, err := fmt.Fprintf(cmd.OutOrStdout(), "joined %s\n", printable(answer["peer"])); err != nil {
+		return err
+	}
+	if len(o.zones) == 0 {
+		_, err = fmt.Fprintf(cmd.ErrOrStderr(), "it may offer no names, because --zones was left out: to change that, remove the peer at both sites, and join again with --zones\n")
+	}
 	return err
 }
 

@@ -15,6 +15,7 @@ import (
 
 	"culvert.dev/identity/jwt"
 	"culvert.dev/internal/gateway"
+	"culvert.dev/nat"
 	"culvert.dev/registry"
 	"culvert.dev/registry/peer"
 )
@@ -198,6 +199,17 @@ func printStatus(w io.Writer, s *runningStatus, all []gateway.StatusHealth) erro
 			line("admin", "%s: %s", cmp.Or(a.Address, a.Configured), a.Problem)
 		}
 	}
+	if s.SiteProblem != "" {
+		line("site", "%s", describeSiteProblem(s.SiteProblem))
+	}
+	for i := range s.Peers {
+		if p := &s.Peers[i]; p.Bundle != "" {
+			line("peer", "%s: %s", p.Name, p.Bundle)
+		}
+	}
+	if s.NAT != nil {
+		printNATProblems(line, s.NAT)
+	}
 	if s.Catalog != nil {
 		line("catalog", "%s", describeCatalog(s.Catalog))
 	}
@@ -250,6 +262,20 @@ func printStatus(w io.Writer, s *runningStatus, all []gateway.StatusHealth) erro
 		return err
 	}
 	return writeTable(w, rows, 0)
+}
+
+// describeSiteProblem says what it means that the state of joined sites can't be used.
+func describeSiteProblem(problem string) string {
+	return "no site can join, and those that have joined are not used: " + problem
+}
+
+// printNATProblems prints which ports are not mapped, and why.
+func printNATProblems(line func(what, format string, args ...any), s *nat.Status) {
+	for i := range s.Mappings {
+		if p := &s.Mappings[i]; p.State == nat.Pending {
+			line("nat", "the router does not map %s: %s", p.Listener, cmp.Or(p.Error, s.Problem, "it has not answered yet"))
+		}
+	}
 }
 
 // describeCatalog says what an agent has of the catalog of its gateways.

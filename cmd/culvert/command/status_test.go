@@ -7,6 +7,7 @@ import (
 
 	"culvert.dev/identity/jwt"
 	"culvert.dev/internal/gateway"
+	"culvert.dev/nat"
 )
 
 // Listeners that sources know of stand beside those of the configuration, with
@@ -27,6 +28,26 @@ func TestStatusOfSourceListeners(t *testing.T) {
 	}
 	if strings.Contains(b.String(), "process\nhas") {
 		t.Error("a problem makes lines of its own")
+	}
+}
+
+// A port that the router does not map is there with the reason.
+func TestStatusOfPortsThatAreNotMapped(t *testing.T) {
+	const none = "there is no default route of IPv4 with a router"
+	s := &gateway.Status{NAT: &nat.Status{Kind: nat.Unknown, Problem: none, Mappings: []nat.Mapping{
+		{Listener: ":443", State: nat.Pending}, {Listener: ":444", State: nat.Pending, Error: "not allowed"}, {Listener: ":445", State: nat.Verified},
+	}}}
+	var b strings.Builder
+	if err := printStatus(&b, &runningStatus{Status: *s}, nil); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"nat:       the router does not map :443: " + none + "\n", "nat:       the router does not map :444: not allowed\n"} {
+		if !strings.Contains(b.String(), want) {
+			t.Errorf("not there: %q\n%s", want, b.String())
+		}
+	}
+	if strings.Contains(b.String(), ":445") {
+		t.Errorf("a port that is mapped is there:\n%s", b.String())
 	}
 }
 
