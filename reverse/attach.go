@@ -20,11 +20,11 @@ type AttachedSession interface {
 	Session
 	tunnel.Carrier
 
-	// NameChanged is told that a name is not registered any more, with why, or that it is
-	// again, with nil. It must not block.
+	// NameChanged is called when a name is not registered any more, with the reason, and with nil
+	// when it is registered again. It must not block.
 	NameChanged(reg *Registration, err error)
 
-	// Draining is told that the gateway is about to stop. It must not block.
+	// Draining is called when the gateway is about to stop. It must not block.
 	Draining()
 }
 
@@ -169,7 +169,7 @@ func (a *Attachment) Withdraw(name tunnel.Pattern, port uint16, why error) {
 	a.server.Groups.logLost(a.req, name, port, why)
 }
 
-// recheck registers the names again that a has lost, and tells the session of changes.
+// recheck registers again the names that a has lost, and tells the session of changes.
 func (a *Attachment) recheck() {
 	type change struct {
 		reg Registration
@@ -255,5 +255,5 @@ func (a *Attachment) info() SessionInfo {
 	return i
 }
 
-// PublicError returns what a connector is told of an error of Groups.Join.
+// PublicError returns the text of an error of Groups.Join for a connector.
 func PublicError(err error) string { return publicError(err) }

@@ -50,7 +50,7 @@ type Registration struct {
 	// encrypted. Without it that is for TLS which passes through by its name.
 	Insecure bool `json:"insecure,omitzero"`
 
-	raw bool // of a copy for Open: what the client sends is passed on as it is, and a pool connection may be used
+	raw bool // in a copy for Open: the gateway adds nothing to the client's bytes, and may use a pool connection
 }
 
 // A Session reaches one connector. Its methods may be called at any time, by anyone.
@@ -70,8 +70,8 @@ type Session interface {
 	Security() tunnel.Security
 }
 
-// Groups is who serves which name: a live registry beside the table. The zero value, with an
-// Authorize, is ready. It is safe for use by many goroutines, and must not be copied.
+// Groups knows which sessions serve which name: a live registry beside the table. The zero value, with
+// an Authorize, is ready. It is safe for use by many goroutines, and must not be copied.
 type Groups struct {
 	// Authorize decides whether the caller of req may serve a name: see
 	// registry.Registry.MayRegister. Nil denies everything.
@@ -89,7 +89,7 @@ type Groups struct {
 	// Replicas.PassedOn.
 	PassedOn func(req *tunnel.Request) bool
 
-	// Log receives who joins and leaves. Nil discards it.
+	// Log receives which names are registered and which end. Nil discards it.
 	Log *slog.Logger
 
 	used atomic.Bool   // a name was registered, ever
@@ -106,7 +106,7 @@ type Groups struct {
 	joined map[string]int         // memberships by owner
 	swept  time.Time
 	remote map[string][]*remoteMember // sessions of other replicas, by group
-	news   chan struct{}              // closed with the next change that other replicas are told of; nil for nobody to tell
+	news   chan struct{}              // closed with the next change for other replicas; nil if nobody waits for one
 	recent recentNames
 }
 
@@ -191,8 +191,8 @@ func (g *Groups) authorize(req *tunnel.Request, reg *Registration) (key string, 
 }
 
 // Recheck ends every Membership that Authorize no longer permits, or permits in another
-// group. It is called after each change of what Authorize decides by. Streams that stand go
-// on: they are for policies about their own callers.
+// group. It is called after each change of what Authorize decides by. Open streams go on:
+// policies about their own callers decide about them.
 func (g *Groups) Recheck() {
 	if !g.used.Load() {
 		return
@@ -220,7 +220,7 @@ func (g *Groups) logLost(req *tunnel.Request, name tunnel.Pattern, port uint16, 
 	g.log().Warn("name is no longer registered", "name", name.String(), "port", port, "owner", req.Peer.ID, "source", req.Source.String(), "reason", string(tunnel.ReasonOf(why)), "error", why.Error())
 }
 
-// check finds what no gateway takes.
+// check returns why no gateway can accept r.
 func (r *Registration) check() error {
 	switch {
 	case r.Name.Suffix.IsZero() || r.Name == tunnel.AnyName || r.Name.Suffix.IsReserved():
@@ -243,7 +243,7 @@ func (r *Registration) check() error {
 	return nil
 }
 
-// add puts m on the list, if its name is nobody else's.
+// add lists m, if its name belongs to no other owner.
 func (g *Groups) add(m *Membership, listed bool) error {
 	now := m.Since
 	g.mu.Lock()
@@ -305,8 +305,8 @@ func (g *Groups) namesPerOwner() int { return cmp.Or(g.NamesPerOwner, DefaultNam
 // errTaken is part of the error for a name that another owner has.
 var errTaken = errors.New("belongs to another owner")
 
-// conflicting returns a name of another owner that m's is, has below it, or is below. It looks at
-// no more of the names than those, and frees some whose time is over. The caller holds mu.
+// conflicting returns a name of another owner that is the same as m's, below it or above it. It looks
+// at no other names, and frees some whose time is over. The caller holds mu.
 func (g *Groups) conflicting(m *Membership, now time.Time) *heldName {
 	others := func(h *heldName) bool { return h != nil && h.owner != m.Owner && h.heldAt(now) }
 	if h := g.names[m.Name]; others(h) {
@@ -325,7 +325,7 @@ func (g *Groups) conflicting(m *Membership, now time.Time) *heldName {
 		if h == nil || h.heldAt(now) {
 			return h
 		}
-		g.free(h.name, h) // its time is over, and it is not to be looked at again
+		g.free(h.name, h) // its time is over
 	}
 }
 
@@ -369,7 +369,7 @@ func (g *Groups) free(name tunnel.Pattern, h *heldName) {
 	}
 }
 
-// Drain has m serve new requests only where no other session of its group does.
+// Drain has m serve new requests only if no other session of its group does.
 func (m *Membership) Drain() {
 	if m.draining.Swap(true) {
 		return
@@ -379,8 +379,7 @@ func (m *Membership) Drain() {
 	m.groups.announce(m.Name)
 }
 
-// Leave ends m. Streams that stand are the Session's to end. Calls after the first do
-// nothing.
+// Leave ends m. It does not end open streams: the Session does. Calls after the first do nothing.
 func (m *Membership) Leave() {
 	g := m.groups
 	g.mu.Lock()

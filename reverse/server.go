@@ -31,7 +31,7 @@ type Server struct {
 	// DefaultSessionsPerOwner.
 	SessionsPerOwner int
 
-	// Log receives who comes and goes. Nil discards it.
+	// Log receives which connectors join and leave. Nil discards it.
 	Log *slog.Logger
 
 	once    sync.Once
@@ -126,7 +126,7 @@ func (s *Server) count(req *tunnel.Request) (uint64, error) {
 	return s.lastID, nil
 }
 
-// uncount is for a session of the caller of req that has left. The caller holds mu.
+// uncount ends the count of a session of the caller of req. The caller holds mu.
 func (s *Server) uncount(req *tunnel.Request) {
 	if s.owners[req.Peer.ID]--; s.owners[req.Peer.ID] <= 0 {
 		delete(s.owners, req.Peer.ID)
@@ -141,15 +141,15 @@ func (s *Server) leave(x *serverSession) {
 	s.unhold(x)
 }
 
-// Drain has connectors told that the gateway is about to stop, and takes no more sessions.
-// Those that are open serve on until their connectors end them. Drain does not wait.
+// Drain tells connectors that the gateway is about to stop, and accepts no more sessions. Open ones
+// go on until their connectors end them. Drain does not wait.
 func (s *Server) Drain() {
 	s.mu.Lock()
 	s.draining = true
 	s.mu.Unlock()
 	all, attached := s.open()
 	for _, x := range all {
-		x.tellDrain()
+		x.sendDrain()
 		x.stopPool()
 	}
 	for _, a := range attached {
@@ -157,7 +157,7 @@ func (s *Server) Drain() {
 	}
 }
 
-// open returns what registers names now.
+// open returns the sessions and attachments, which register names.
 func (s *Server) open() ([]*serverSession, []*Attachment) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -186,7 +186,7 @@ func (s *Server) caught(v any) {
 	}
 }
 
-// A SessionInfo is a session of a Server, as Sessions has it.
+// A SessionInfo describes a session of a Server.
 type SessionInfo struct {
 	ID        uint64
 	Owner     string
@@ -204,7 +204,7 @@ type SessionInfo struct {
 	Refused   []Result // names that it has asked for and does not have
 }
 
-// Sessions returns the sessions that are open, the oldest first.
+// Sessions returns the open sessions, the oldest first.
 func (s *Server) Sessions() []SessionInfo {
 	s.mu.Lock()
 	all := make([]*serverSession, 0, len(s.sessions))

@@ -32,9 +32,9 @@ type serverSession struct {
 	streams atomic.Int64
 	in, out atomic.Int64 // bytes to and from the connector
 	killed  atomic.Pointer[tunnel.Reason]
-	missed  atomic.Int64 // when a request got no answer in time, by clock; 0 means never
+	missed  atomic.Int64 // when a request got no answer in time, by clock; 0 means that all did
 
-	telling sync.Mutex // held by tellNames
+	sending sync.Mutex // held by sendResults
 	pool    pool
 
 	tickets    [][32]byte // hashes of those that were issued; guarded by the server's mu
@@ -48,16 +48,16 @@ type serverSession struct {
 	control   *controlStream // nil before it is open
 	draining  bool
 	asked     []Registration // the names that the connector wants to serve
-	refused   int            // how many of them it does not
+	refused   int            // how many of them were refused
 	over      []Result       // of names beyond maxNamesOf
-	results   []Result       // what has become of each
-	changes   uint64         // of results that the connector is to know
-	told      uint64         // of changes
+	results   []Result       // of all names
+	changes   uint64         // counts the changes of results
+	sent      uint64         // the last change that the connector has
 	members   map[memberKey]*Membership
 }
 
-// serve runs the session to its end. What it calls before it waits for that has a frame of its
-// own: a session has a stack for as long as it lasts.
+// serve runs the session to its end. Its steps are functions of their own, so that the stack of an
+// idle session stays small.
 func (x *serverSession) serve(ctx context.Context) error {
 	defer x.leaveAll()
 	if is, err := x.begin(); err != nil || !is {
@@ -71,7 +71,7 @@ func (x *serverSession) serve(ctx context.Context) error {
 	return err
 }
 
-// begin reads the hello and answers it. It is false where there is to be no session.
+// begin reads the hello and answers it. is reports whether there is a session then.
 func (x *serverSession) begin() (is bool, err error) {
 	_ = x.carrier.SetDeadline(time.Now().Add(headTimeout))
 	var h hello
@@ -96,7 +96,7 @@ func (x *serverSession) begin() (is bool, err error) {
 	x.register(h.Register)
 	w := welcome{Version: version, Replica: x.server.Replica()}
 	x.mu.Lock()
-	w.Names, x.told = x.results, x.changes
+	w.Names, x.sent = x.results, x.changes
 	x.mu.Unlock()
 	if err := writeLine(x.carrier, w, maxAnswer); err != nil {
 		return false, err
@@ -111,7 +111,7 @@ func (x *serverSession) serveControl(ctx context.Context) error {
 		return err
 	}
 	defer x.left(s)
-	defer x.background(x.tellChanged)()
+	defer x.background(func() { _ = x.sendResults() })() // changes since the welcome
 	defer s.ping(x.carrier, x.caught)()
 	return s.read(maxLine, x.handle)
 }
@@ -133,20 +133,17 @@ func (x *serverSession) openControl(ctx context.Context) (*controlStream, error)
 	draining := x.server.isDraining()
 	x.mu.Unlock()
 	if draining {
-		x.tellDrain()
+		x.sendDrain()
 	}
 	x.server.log().Info("connector joined", "owner", x.req.Peer.ID, "source", x.req.Source.String(), "connector", x.connectorName(), "names", x.memberCount())
 	return s, nil
 }
 
-// left is for the end of the control stream.
+// left logs the end of the session and closes the control stream.
 func (x *serverSession) left(s *controlStream) {
 	x.server.log().Info("connector left", "owner", x.req.Peer.ID, "source", x.req.Source.String(), "connector", x.connectorName(), "lasted", time.Since(x.since).Round(time.Microsecond))
 	_ = s.conn.Close()
 }
-
-// tellChanged tells the connector what has changed since the welcome.
-func (x *serverSession) tellChanged() { _ = x.tellNames() }
 
 // background runs f in a goroutine, which wait waits for.
 func (x *serverSession) background(f func()) (wait func()) {
@@ -174,7 +171,7 @@ func (s *Server) isDraining() bool {
 	return s.draining
 }
 
-// handle takes one line of the control stream.
+// handle handles one line of the control stream.
 func (x *serverSession) handle(c *control) error {
 	switch c.Kind {
 	case kindRegister:
@@ -183,9 +180,9 @@ func (x *serverSession) handle(c *control) error {
 			return err
 		}
 		x.register(list)
-		// The stream is not read meanwhile, so that a flood is the connector's own to hold.
+		// The stream is not read meanwhile, so that a flood fills the buffers of the connector.
 		time.Sleep(min(namesEvery*time.Duration(1+len(list)/100), time.Second))
-		return x.tellNames()
+		return x.sendResults()
 	case kindDrain:
 		x.mu.Lock()
 		x.draining = true
@@ -210,8 +207,8 @@ func (x *serverSession) send(c control) error {
 	return s.send(c)
 }
 
-// tellDrain has the connector told that this gateway is about to stop.
-func (x *serverSession) tellDrain() {
+// sendDrain tells the connector that this gateway is about to stop. It does not wait.
+func (x *serverSession) sendDrain() {
 	go func() {
 		defer func() {
 			if v := recover(); v != nil {
@@ -222,11 +219,11 @@ func (x *serverSession) tellDrain() {
 	}()
 }
 
-// missedAfter is how long a request waits for an answer before the session is taken for silent.
+// missedAfter is how long a request must have waited in vain for the session to count as silent.
 const missedAfter = time.Second
 
-// Silent reports whether a request got no answer in time and nothing has come since. The path
-// may be dead, or only slow: other sessions are tried first, and this one where there is none.
+// Silent reports whether a request got no answer in time and no byte has come since. The path may be
+// dead, or only slow: other sessions are tried first, and this one if there are none.
 func (x *serverSession) Silent() bool {
 	missed := x.missed.Load()
 	return missed != 0 && x.carrier.heard.Load() < missed
@@ -340,8 +337,8 @@ func (s *sessionStream) Abort() error {
 // Streams implements Session.
 func (x *serverSession) Streams() int { return int(x.streams.Load()) }
 
-// Security implements Session: what the connector came by was inside of TLS, or did not
-// leave the host.
+// Security implements Session. It is Mutual where the session is inside of TLS, or does not leave
+// the host.
 func (x *serverSession) Security() tunnel.Security {
 	if x.req.TLS != nil || x.req.Source.Addr().IsLoopback() || x.req.Process != nil {
 		return tunnel.Mutual
@@ -360,7 +357,7 @@ func (x *serverSession) Kill(why tunnel.Reason) {
 	x.carrier.abort()
 }
 
-// end returns what there is to say about a session that has ended with err.
+// end returns the End of a session that has ended with err.
 func (x *serverSession) end(err error) tunnel.End {
 	e := tunnel.End{Reason: tunnel.Done, In: x.out.Load(), Out: x.in.Load()}
 	refusal, refused := errors.AsType[*tunnel.Error](err)
@@ -419,10 +416,10 @@ func (x *serverSession) info() SessionInfo {
 	return i
 }
 
-// A oneConn is a Dialer that has one connection and dials no other.
+// A oneConn is a Dialer that returns one connection, once.
 type oneConn struct {
 	mu   sync.Mutex
-	conn net.Conn // nil once it was given
+	conn net.Conn // nil once it was returned
 }
 
 // DialContext implements tunnel.Dialer.
@@ -436,8 +433,8 @@ func (o *oneConn) DialContext(context.Context, string, string) (net.Conn, error)
 	return c, nil
 }
 
-// publicError is what the other side is told of err: it knows its own names, and nothing
-// else of this gateway's.
+// publicError returns the text of err for the other side, which may learn of its own names, and of
+// nothing else at this gateway.
 func publicError(err error) string {
 	if errors.Is(err, errTaken) { // and policies would let the caller have it
 		return "it belongs to another owner, and stays so for a while after the owner's last session"

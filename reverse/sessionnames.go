@@ -40,14 +40,14 @@ func (x *serverSession) report(refused []refusedName, total int) {
 	}
 }
 
-// A memberKey is what one session may have once.
+// A memberKey identifies a registration of a session.
 type memberKey struct {
 	name tunnel.Pattern
 	port uint16
 }
 
-// Recheck has names of open sessions decided about again, after a change of what
-// Groups.Authorize decides by. Connectors are told of each that they lose or get.
+// Recheck decides again about the names of open sessions, after a change of what Groups.Authorize
+// decides by. It tells connectors of each name that they lose or get.
 func (s *Server) Recheck() {
 	s.Groups.Recheck()
 	s.recheck()
@@ -91,19 +91,19 @@ func (x *serverSession) recheck() {
 				x.server.caught(v)
 			}
 		}()
-		_ = x.tellNames()
+		_ = x.sendResults()
 	}()
 }
 
-// tellNames tells the connector what has become of its names, if it does not know. Before
-// the control stream is open it does nothing: serveControl calls it then.
-func (x *serverSession) tellNames() error {
-	x.telling.Lock()
-	defer x.telling.Unlock()
+// sendResults sends the connector the results of its names, if it does not have them. Before the
+// control stream is open it does nothing: serveControl calls it then.
+func (x *serverSession) sendResults() error {
+	x.sending.Lock()
+	defer x.sending.Unlock()
 	x.mu.Lock()
-	s, results, known := x.control, x.results, x.told == x.changes
+	s, results, known := x.control, x.results, x.sent == x.changes
 	if s != nil {
-		x.told = x.changes
+		x.sent = x.changes
 	}
 	x.mu.Unlock()
 	if s == nil || known {
@@ -231,7 +231,7 @@ func (d *nameDecisions) text(s string) string {
 	return s
 }
 
-// errNames is why a session gets no more names.
+// errNames is the error for a name beyond the limit of a session.
 var errNames = fmt.Errorf("reverse: a session has %d names, the limit", maxNamesOf)
 
 func (r *Registration) equal(o *Registration) bool {

@@ -76,7 +76,7 @@ func (t groupTransport) comingBack(req *tunnel.Request) bool {
 	return h != nil && len(h.members) == 0 && len(h.remotes) == 0 && time.Until(h.until) > g.holdFor()-comebackTime
 }
 
-// await waits for a change of the sessions. It is false where none comes in time.
+// await waits for a change of the sessions. It returns false if none comes in time.
 func (t groupTransport) await(ctx context.Context, news <-chan struct{}) bool {
 	late := time.NewTimer(comebackTime)
 	defer late.Stop()
@@ -172,7 +172,7 @@ func (t groupTransport) dials(port uint16, req *tunnel.Request) (all []groupDial
 	return append(all, last...), passedOn
 }
 
-// isSilent reports whether s can say that its path is silent, and says so.
+// isSilent reports whether s says that its path is silent.
 func isSilent(s Session) bool {
 	q, ok := s.(interface{ Silent() bool })
 	return ok && q.Silent()
@@ -232,7 +232,7 @@ func (t groupTransport) Info() tunnel.TransportInfo {
 		info.Security = min(info.Security, m.session.Security())
 		info.Hops = []string{"reverse session of " + t.name}
 	}
-	var replicas []string // that have all sessions
+	var replicas []string // that have sessions
 	for _, m := range t.elsewhere(0) {
 		if m.Plain {
 			info.Security = tunnel.Plain

@@ -58,7 +58,7 @@ type welcome struct {
 	Error   string   `json:"error,omitempty"` // why there is no session; the stream ends
 }
 
-// A Result is what has become of one Registration.
+// A Result is the gateway's answer to one Registration.
 type Result struct {
 	Name   tunnel.Pattern `json:"name"`
 	Port   uint16         `json:"port,omitzero"`
@@ -87,8 +87,7 @@ const (
 	kindTickets    = "tickets"    // for pool connections: the wish for them, and the answer
 )
 
-// readJSON reads one line into v. An error that the line itself is the reason of is an
-// *tunnel.Error.
+// readJSON reads one line into v. If the line itself is at fault, the error is an *tunnel.Error.
 func readJSON(r *bufio.Reader, v any) error { return readLine(r, v, maxLine) }
 
 // readLine is readJSON of a line of at most limit bytes.
@@ -135,8 +134,8 @@ func writeLine(w io.Writer, v any, limit int) error {
 	return err
 }
 
-// A carrierConn is the stream that a session is on. What was read of it with its hello or welcome
-// comes first.
+// A carrierConn is the stream that a session is on. Bytes that were read together with its hello or
+// welcome are read first.
 type carrierConn struct {
 	net.Conn
 	early *bufio.Reader // nil once it is empty
@@ -172,14 +171,14 @@ func (k *carrierConn) Read(b []byte) (int, error) {
 	return k.read(b)
 }
 
-// NetConn returns what k stands on.
+// NetConn returns the connection below k.
 func (k *carrierConn) NetConn() net.Conn { return k.Conn }
 
-// silent returns how long nothing has come.
+// silent returns how long no byte has come.
 func (k *carrierConn) silent() time.Duration { return time.Duration(clock() - k.heard.Load()) }
 
 // watch kills the carrier once it is silent for too long, until stop is called. It writes
-// nothing: a Write on a path that is dead may not return. caught is told of a panic.
+// nothing: a Write on a path that is dead may not return. caught is called with a panic.
 func (k *carrierConn) watch(caught func(v any)) (stop func()) {
 	return every(time.Second, caught, func() bool {
 		if k.silent() < deadAfter {
@@ -190,8 +189,8 @@ func (k *carrierConn) watch(caught func(v any)) (stop func()) {
 	})
 }
 
-// every calls f after each d, in a goroutine that is there for the call alone, until f returns
-// false or panics, or stop is called. stop waits for a call that is under way.
+// every calls f after each d, in a goroutine that lasts for the call alone, until f returns false or
+// panics, or stop is called. stop waits for a call that is under way. caught is called with a panic.
 func every(d time.Duration, caught func(v any), f func() bool) (stop func()) {
 	var mu sync.Mutex // held over f, and guards what follows
 	stopped := false
@@ -224,8 +223,8 @@ func (k *carrierConn) kill() {
 	k.abort()
 }
 
-// abort ends a carrier without a word to the other side, which may take none: TLS would wait
-// for room for its last record.
+// abort ends a carrier without a last record of TLS: the other side may not read, and the record would
+// wait for room.
 func (k *carrierConn) abort() { _ = connect.Abort(k.Conn) }
 
 var clockStart = time.Now()
@@ -249,8 +248,8 @@ func (s *controlStream) send(v control) error {
 	return writeJSON(s.conn, v)
 }
 
-// ping sends pings until stop is called. It kills a carrier that takes none. caught is told of
-// a panic.
+// ping sends pings until stop is called. It kills a carrier that takes none. caught is called with a
+// panic.
 func (s *controlStream) ping(carrier *carrierConn, caught func(v any)) (stop func()) {
 	return every(pingEvery, caught, func() bool {
 		err := s.send(control{Kind: kindPing})
@@ -276,10 +275,10 @@ func (s *controlStream) read(limit int, handle func(*control) error) error {
 	}
 }
 
-// errDead ends a session whose carrier is silent.
+// errDead is the error of a session whose carrier is silent.
 var errDead = errors.New("reverse: nothing has come on the session for too long")
 
-// callerFields are those by which the other side learns of the caller of req, as
+// callerFields returns the fields that describe the caller of req to the other side, where
 // connect.UnverifiedHeaders reads them.
 func callerFields(req *tunnel.Request) connect.Fields {
 	said := connect.SaidOf(req)
