@@ -13,7 +13,7 @@ import (
 	"culvert.dev/tunnel"
 )
 
-// ciphers authenticate what they carry, by themselves or with one of macs.
+// ciphers authenticate their data, by themselves or with one of macs.
 var ciphers = append(append([]string{ssh.CipherChaCha20Poly1305}, gcmCiphers...), ctrCiphers...)
 
 var (
@@ -21,20 +21,20 @@ var (
 	ctrCiphers = []string{ssh.CipherAES128CTR, ssh.CipherAES192CTR, ssh.CipherAES256CTR}
 )
 
-// fastAES is whether the processor has instructions for AES and for GCM.
+// fastAES reports whether the processor has instructions for AES and for GCM.
 var fastAES = cpu.X86.HasAES && cpu.X86.HasPCLMULQDQ || cpu.ARM64.HasAES && cpu.ARM64.HasPMULL || runtime.GOARCH == "s390x"
 
 const (
-	// openSSH is how the version of a client begins that sends its algorithms as soon as it
-	// has read the version of the server. Others wait for the server's.
+	// openSSH begins the version of a client that sends its algorithms as soon as it has read the
+	// version of the server. Others wait for the server's algorithms.
 	openSSH = "SSH-2.0-OpenSSH_"
 
-	// kexInitWait is how long such a client has for it: a scanner that calls itself OpenSSH
-	// waits too.
+	// kexInitWait is how long the server waits for them: a scanner that calls itself OpenSSH may
+	// not send any.
 	kexInitWait = 500 * time.Millisecond
 
-	// maxKexInit is the longest message of that kind that is looked at. That of OpenSSH has
-	// less than 2 KiB.
+	// maxKexInit is the longest message with algorithms that is read here. That of OpenSSH has less
+	// than 2 KiB.
 	maxKexInit = 8 << 10 // bytes
 )
 
@@ -86,8 +86,8 @@ func (s *session) ciphers() []string {
 	}
 }
 
-// limitRead has reads of the connection fail from t on, the zero Time for never. Where the Server
-// has said that the time of the connection is up, they fail whatever t is.
+// limitRead has reads of the connection fail from t on; the zero Time means never. Once the Server
+// has ended the time of the connection, they fail whatever t is.
 func (s *session) limitRead(t time.Time) {
 	if ender, ok := s.h.(tunnel.PreambleEnder); ok {
 		ender.LimitRead(t)
@@ -96,8 +96,8 @@ func (s *session) limitRead(t time.Time) {
 	}
 }
 
-// readKexInit returns the message that follows the client's version in b, or nil where
-// something else does. It is false where more of b is needed.
+// readKexInit returns the message that follows the client's version in b, or nil if something else
+// does. It returns false if more of b is needed.
 func readKexInit(b []byte) (*kexInit, bool) {
 	line, packet, ok := bytes.Cut(b, []byte("\n"))
 	if !ok || len(packet) < 5 {
@@ -118,7 +118,7 @@ func readKexInit(b []byte) (*kexInit, bool) {
 	return client, true
 }
 
-// ciphersFor returns the ciphers for a client that has sent k, or nothing of that kind.
+// ciphersFor returns the ciphers for a client that has sent k, which is nil if it has sent none.
 func ciphersFor(k *kexInit) []string {
 	switch {
 	case k == nil:

@@ -9,7 +9,7 @@ import (
 	"culvert.dev/tunnel"
 )
 
-// A conn is the connection below SSH. It counts what comes.
+// A conn is the connection below SSH. It counts the bytes that come.
 type conn struct {
 	net.Conn
 	c      *tunnel.Conn
@@ -18,18 +18,18 @@ type conn struct {
 	timer  *time.Timer // guarded by the session's mu
 
 	greeted bool  // the version was sent before the library sends it; of the goroutine that logs in
-	first   bool  // no byte was asked for yet; of the goroutine that reads
-	counted int64 // what had arrived when the account was last brought up to date; likewise
+	first   bool  // no byte was read yet; of the goroutine that reads
+	counted int64 // what had arrived at the last call of account; of the same goroutine
 	account tunnel.BufferAccount
 	arrived atomic.Int64 // bytes
 	left    atomic.Int64 // bytes that were sent
-	last    atomic.Int64 // when some last came, of mux.Clock
-	letIn   atomic.Bool  // the client has shown its key
+	last    atomic.Int64 // when the last ones came, by mux.Clock
+	letIn   atomic.Bool  // the client has logged in
 	failed  atomic.Bool  // a read has failed: nothing comes any more
-	asked   atomic.Bool  // for a sign of life
+	asked   atomic.Bool  // the client was asked for a sign of life
 }
 
-// countEvery is after how many bytes the account is brought up to date.
+// countEvery is how many bytes may come between two calls of account.
 const countEvery = 256 << 10
 
 // Read implements net.Conn.
@@ -65,8 +65,8 @@ func (c *conn) Read(p []byte) (n int, err error) {
 	return n, err
 }
 
-// account counts what the library keeps of channels that are not read, and returns an error
-// where that is more than the client may have.
+// account counts the bytes that the library holds for channels that are not read, and returns an
+// error if those are more than the client may have.
 func (s *session) account(arrived int64) error {
 	s.mu.Lock()
 	total, oldest := 0, arrived

@@ -12,8 +12,8 @@ import (
 	"culvert.dev/tunnel"
 )
 
-// Open implements reverse.Session: it opens a channel of the type forwarded-tcpip. A client
-// that does not answer keeps the place of a channel until the connection ends.
+// Open implements reverse.Session: it opens a channel of the type forwarded-tcpip. If the client does
+// not answer, the channel counts until the connection ends.
 func (v *served) Open(ctx context.Context, req *tunnel.Request, reg *reverse.Registration) (net.Conn, error) {
 	to, err := v.target(reg)
 	if err != nil {
@@ -59,7 +59,7 @@ func (v *served) Open(ctx context.Context, req *tunnel.Request, reg *reverse.Reg
 	}
 }
 
-// target returns what the open of a channel for reg says, without the originator.
+// target returns the message that opens a channel for reg, without the originator.
 func (v *served) target(reg *reverse.Registration) (*forwardedTCPIP, error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -90,7 +90,7 @@ func (v *served) begin() error {
 	return nil
 }
 
-// ended notes that a channel of begin is no more.
+// ended ends the count of a channel of begin.
 func (v *served) ended() {
 	v.open.Add(-1)
 	v.s.mu.Lock()
@@ -123,7 +123,7 @@ func (v *served) openChannel(to *forwardedTCPIP) (*forwardedStream, error) {
 	return &forwardedStream{st, v}, nil
 }
 
-// A forwardedStream is a stream to the client that counts what it carries.
+// A forwardedStream is a stream to the client that counts its bytes.
 type forwardedStream struct {
 	*stream
 	v *served

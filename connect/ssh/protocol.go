@@ -19,7 +19,7 @@ import (
 	"culvert.dev/tunnel"
 )
 
-// Name is what the protocol is called in configuration, logs and metrics.
+// Name is the name of the protocol in configuration, logs and metrics.
 const Name = "ssh"
 
 // Limits.
@@ -50,7 +50,7 @@ var (
 	}
 )
 
-// A Config is what a Protocol serves with. It is not changed once it is in use.
+// A Config has the keys and rules of a Protocol. It is not changed once it is in use.
 type Config struct {
 	HostKeys  []ssh.Signer // at least one, of different types
 	Authority *sshkeys.Authority
@@ -84,8 +84,8 @@ var (
 	_ tunnel.Drainer          = (*Protocol)(nil)
 )
 
-// Use has p serve with c from the next connection on. Clients that are let in have what c
-// gives their key from the next channel on, and lose the names that it no longer gives.
+// Use has p serve by c from the next connection on. Clients that have logged in have what c gives
+// their key from the next channel on, and lose names that it does not give any more.
 func (p *Protocol) Use(c *Config) error {
 	if len(c.HostKeys) == 0 {
 		return errors.New("ssh: there is no host key")
@@ -97,7 +97,7 @@ func (p *Protocol) Use(c *Config) error {
 	return nil
 }
 
-// all returns the connections whose clients are let in.
+// all returns the connections whose clients have logged in.
 func (p *Protocol) all() []*session {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -144,8 +144,8 @@ func (p *Protocol) keepalive() time.Duration {
 	return DefaultKeepalive
 }
 
-// Drain has connections take no more channels and end with their last one. Later
-// connections are ended at once. It does not wait.
+// Drain has connections refuse new channels and end with their last one. Later connections are ended
+// at once. It does not wait.
 func (p *Protocol) Drain() {
 	p.mu.Lock()
 	p.draining = true
@@ -191,7 +191,7 @@ func (p *Protocol) ServeConn(ctx context.Context, c *tunnel.Conn, h tunnel.Handl
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	// The Server closes c where it ends ctx. Others may not.
+	// A tunnel.Server closes c when ctx is done. Other callers may not.
 	defer context.AfterFunc(ctx, func() {
 		defer s.recovered()
 		_ = c.Close()
@@ -250,8 +250,8 @@ func newConn(ctx context.Context, c *tunnel.Conn, s *session) *conn {
 	return cn
 }
 
-// server returns the configuration of a connection. grant is set when the client is let in, and
-// denied has why keys were not accepted.
+// server returns the configuration of a connection. grant is set when the client has logged in, and
+// denied collects why keys were not accepted.
 func (p *Protocol) server(s *session, config *Config, grant **sshkeys.Grant, denied *[]error) *ssh.ServerConfig {
 	from := s.c.NewRequest(Name).Source.Addr()
 	c := &ssh.ServerConfig{
@@ -314,8 +314,7 @@ func (s *session) loginError(err error, denied []error) error {
 	return tunnel.Refusef(tunnel.BadPreamble, "%w", err)
 }
 
-// exchanges limits how often a client may exchange keys, each time of which costs a
-// signature.
+// exchanges limits how often a client may exchange keys: each exchange costs a signature.
 type exchanges struct {
 	s     *session
 	began time.Time

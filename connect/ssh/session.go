@@ -18,7 +18,7 @@ import (
 	"culvert.dev/tunnel"
 )
 
-// A session is one connection whose client is let in.
+// A session is one connection whose client has logged in.
 type session struct {
 	p    *Protocol
 	h    tunnel.Handler
@@ -26,25 +26,25 @@ type session struct {
 	conn *conn
 	ssh  *ssh.ServerConn
 
-	over     chan struct{} // closed once the connection carries nothing any more
+	over     chan struct{} // closed once the connection has ended
 	stopping chan struct{} // closed once it drains
 	running  sync.WaitGroup
 	served   served
 
 	mu        sync.Mutex // guards what follows
 	grant     *sshkeys.Grant
-	under     *sshkeys.Authority // that has given it
+	under     *sshkeys.Authority // by which the key was last looked up
 	streams   map[*stream]struct{}
 	channels  int  // open, or closed by this side alone
 	forwarded int  // of channels, those that this side has opened
 	misses    int  // calls of checkAlive in a row for which the client owed a sign of life
-	ended     bool // nothing is added to running any more
+	ended     bool // no goroutine is added to running any more
 	meter     mux.Meter
 	drained   bool
-	why       error // why this side has ended the connection; nil where it has not
+	why       error // why this side has ended the connection; nil if it has not
 }
 
-// serve serves what the client asks for until the connection has ended.
+// serve serves the requests and channels of the client until the connection has ended.
 func (s *session) serve(ctx context.Context, channels <-chan ssh.NewChannel, requests <-chan *ssh.Request) {
 	timer := time.AfterFunc(s.p.keepalive(), func() {
 		defer s.recovered()
@@ -72,7 +72,7 @@ func (s *session) serve(ctx context.Context, channels <-chan ssh.NewChannel, req
 	}
 }
 
-// end ends the connection, for a reason of this side's.
+// end ends the connection because of why.
 func (s *session) end(why error) {
 	s.mu.Lock()
 	if s.why == nil {
@@ -105,8 +105,8 @@ func (s *session) endsWithin(d time.Duration) bool {
 	}
 }
 
-// spend charges the client for something that carries nothing, and ends the connection of
-// one that does little else.
+// spend charges the client for a request that carries no data, and ends the connection of a client
+// that sends little else.
 func (s *session) spend(cost float64) bool {
 	s.mu.Lock()
 	ok := s.meter.Spend(cost)
@@ -128,7 +128,7 @@ func (s *session) request(r *ssh.Request) {
 	case "cancel-tcpip-forward":
 		s.served.cancel(r)
 	default:
-		// What is not known is refused, which is an answer to keepalive@openssh.com, too.
+		// Other requests are refused. For keepalive@openssh.com that is an answer like any other.
 		_ = r.Reply(false, nil)
 	}
 }
@@ -166,7 +166,7 @@ func (s *session) open(ctx context.Context, nc ssh.NewChannel) {
 	}
 }
 
-// closed notes that a channel is no more.
+// closed ends the count of a channel.
 func (s *session) closed() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -184,7 +184,7 @@ func (s *session) direct(ctx context.Context, nc ssh.NewChannel) {
 	if err == nil {
 		grant, err = s.current()
 	}
-	told := "" // in place of what others are told of err
+	told := "" // the text for the client, in place of that of err
 	if err == nil && !grant.Limits.MayOpen(req.Host(), req.Port) {
 		err = tunnel.Refusef(tunnel.Denied, "ssh: the key %q is not for %s: see its permitopen", grant.Peer.ID, req.Target())
 		told = "your key is not for it: see its permitopen"
@@ -258,15 +258,15 @@ func (s *session) watch(st *stream, requests <-chan *ssh.Request) {
 	s.closed()
 }
 
-// peer returns who the client is.
+// peer returns the identity of the client.
 func (s *session) peer() tunnel.Peer {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.grant.Peer.WithActor(s.c.Peer)
 }
 
-// current returns what the client's key gives it by now: the files may have changed, and
-// keys and certificates expire.
+// current returns what the client's key gives it now: the files may have changed, and keys and
+// certificates expire.
 func (s *session) current() (*sshkeys.Grant, error) {
 	a := s.p.config.Load().Authority
 	s.mu.Lock()
@@ -288,8 +288,7 @@ func (s *session) current() (*sshkeys.Grant, error) {
 	return now, nil
 }
 
-// refuse tells the client of one channel no: by told, or where that is empty by what clients are
-// told of err.
+// refuse refuses a channel with the text told, or, if that is empty, with the text for err.
 func (s *session) refuse(nc ssh.NewChannel, req *tunnel.Request, err error, told string) {
 	r := connect.Answer(req, err)
 	why := ssh.Prohibited
@@ -307,15 +306,15 @@ func (s *session) refuse(nc ssh.NewChannel, req *tunnel.Request, err error, told
 	_ = nc.Reject(why, string(r.Reason)+": "+text)
 }
 
-// A directTCPIP is what the open of a channel of the type direct-tcpip says.
+// A directTCPIP is the message that opens a channel of the type direct-tcpip.
 type directTCPIP struct {
 	Host       string
 	Port       uint32
-	Originator string // what the client says of the connection that it forwards; not to be believed
+	Originator string // the origin of the connection that the client forwards, by its own word
 	OriginPort uint32
 }
 
-// target fills in where req goes.
+// target sets the destination of req.
 func (s *session) target(req *tunnel.Request, data []byte) error {
 	var to directTCPIP
 	if err := ssh.Unmarshal(data, &to); err != nil {
@@ -329,7 +328,7 @@ func (s *session) target(req *tunnel.Request, data []byte) error {
 	return nil
 }
 
-// drain has the client open no more channels, and ends the connection with its last one.
+// drain refuses new channels, and ends the connection with the last one.
 func (s *session) drain() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -367,8 +366,8 @@ var (
 	errKilled  = errors.New("ssh: the session of the client's names was ended")
 )
 
-// quiet returns after how long without a byte the client is asked for a sign of life, and
-// after how long it is given up.
+// quiet returns how long the client may send nothing until it is asked for a sign of life, and until
+// the connection is ended.
 func (s *session) quiet() (ask, dead time.Duration) {
 	ask = s.p.keepalive()
 	dead = ask + ask/2
@@ -378,11 +377,11 @@ func (s *session) quiet() (ask, dead time.Duration) {
 	return ask, dead
 }
 
-// leastMisses is how often checkAlive has to find nothing, so that a process that stood still
-// itself ends no connection.
+// leastMisses is how often in a row checkAlive must find no sign of life. One call is not enough: this
+// process itself may have been suspended.
 const leastMisses = 2
 
-// hurry has checkAlive called sooner.
+// hurry has the next checkAlive come sooner.
 func (s *session) hurry() {
 	ask, _ := s.quiet()
 	s.mu.Lock()
@@ -390,8 +389,8 @@ func (s *session) hurry() {
 	s.conn.timer.Reset(ask / 4)
 }
 
-// checkAlive asks a client for a sign of life that has sent nothing for a while, and gives
-// up one that sends none.
+// checkAlive asks a client that has sent nothing for a while for a sign of life, and ends the
+// connection if none comes.
 func (s *session) checkAlive() {
 	s.served.recheck()
 	ask, dead := s.quiet()
@@ -411,7 +410,7 @@ func (s *session) checkAlive() {
 		return
 	case quiet >= ask && !s.conn.asked.Load() && s.begin():
 		s.conn.asked.Store(true)
-		go func() { // a client that reads nothing keeps it waiting
+		go func() { // SendRequest waits as long as the client does not read
 			defer s.running.Done()
 			defer s.recovered()
 			_, _, _ = s.ssh.SendRequest("keepalive@openssh.com", true, nil)
@@ -427,7 +426,7 @@ func (s *session) checkAlive() {
 	}
 }
 
-// begin adds a goroutine to running. It is false once the connection ends.
+// begin adds a goroutine to running. It returns false once the connection ends.
 func (s *session) begin() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
