@@ -15,8 +15,8 @@ import (
 	"culvert.dev/tunnel"
 )
 
-// errPin is of a gateway that is another one than that of the token.
-var errPin = errors.New("the gateway has another key than the one that the token names: it is not the one that has invited, or its key was replaced since; nothing was sent to it")
+// errPin is the error for a gateway whose public key is not the one in the token.
+var errPin = errors.New("the gateway's key is not the one in the token: it is another gateway, or its key was replaced after the invitation; nothing was sent to it")
 
 // Dial opens a stream to a reserved name at the gateway of t, by connections of dialer. The
 // public key of the gateway is verified before anything is sent. The stream is the caller's
@@ -42,7 +42,7 @@ func (t *Token) Dial(ctx context.Context, dialer tunnel.Dialer, name string) (ne
 }
 
 // Dial opens a stream to a reserved name at the gateway at an address, by a transport of
-// Transports and TLS 1.3, as Token.Dial does. Cfg, which belongs to it, verifies the gateway.
+// Transports and TLS 1.3, as Token.Dial does. It changes cfg, which verifies the gateway.
 func Dial(ctx context.Context, dialer tunnel.Dialer, transport, address string, cfg *tls.Config, name string) (net.Conn, *tls.ConnectionState, error) {
 	cfg.MinVersion = tls.VersionTLS13
 	if cfg.ServerName == "" {
@@ -72,8 +72,8 @@ func Dial(ctx context.Context, dialer tunnel.Dialer, transport, address string, 
 	return c, state, nil
 }
 
-// advice is what an error says after a semicolon: what has to be different at a gateway that can't be
-// asked by TLS for host. It is "" where the error says that itself.
+// advice returns what to change at a gateway that can't be asked by TLS for host, as the end of an
+// error. It is "" if err says that itself.
 func advice(err error, host string) string {
 	var op *net.OpError
 	var plain tls.RecordHeaderError

@@ -13,15 +13,15 @@ import (
 
 const maxFile = 64 << 20 // bytes
 
-// A File keeps a value in a folder, as JSON that the user of the process alone may read. One
-// process has it at a time.
+// A File keeps a value in a folder, as JSON that only the user of the process may read. It is locked
+// for one process at a time.
 type File struct {
 	Path string
 	lock io.Closer
 }
 
-// Open locks the file with a name in a folder, which it makes, and returns the content, nil
-// where there is no file yet. Errors call it what. Close unlocks it.
+// Open makes the folder, locks the file of that name in it, and returns the content, nil if there is
+// no file yet. what describes the file in errors. Close unlocks it.
 func Open(folder, name, what string) (*File, []byte, error) {
 	if err := os.MkdirAll(folder, 0o700); err != nil {
 		return nil, nil, err

@@ -25,10 +25,10 @@ const (
 	failurePause = time.Second
 )
 
-// A Server serves the streams on which tokens are used: one attempt of a client at a time,
-// and a few of all. The zero value is ready for use.
+// A Server serves the streams on which tokens are used: one attempt of a client at a time, and a few
+// of all clients. The zero value is ready for use.
 type Server struct {
-	// Pause is how long it waits before a wrong request is answered; 0 means a second.
+	// Pause is how long a wrong request waits for its answer; 0 means a second.
 	Pause time.Duration
 
 	mu      sync.Mutex // guards running
@@ -38,7 +38,7 @@ type Server struct {
 // Serve serves the stream of req: answer reads what comes from it and returns the one message
 // that is sent, and whether the request was wrong. Requests that do not come by TLS 1.3 that
 // this gateway ends, and attempts beyond the limits, are refused. It returns when the stream
-// is closed. Who is the package of the caller, for errors.
+// is closed. who is the name of the calling package, for errors.
 func (s *Server) Serve(ctx context.Context, req *tunnel.Request, refuse func(error), who string, answer func(r *bufio.Reader) (v any, wrong bool)) {
 	if req.TLS == nil || req.TLS.Version < tls.VersionTLS13 || req.TLS.Exporter == nil {
 		refuse(tunnel.Refusef(tunnel.Denied, "%s: tokens are used by TLS 1.3, which this gateway ends", who))
@@ -115,7 +115,7 @@ func ReadMessage(r *bufio.Reader, v any) ([]byte, error) {
 		}
 	}
 	if json.Unmarshal(line, v) != nil {
-		return nil, errors.New("what has come is not a message")
+		return nil, errors.New("the line is not a message")
 	}
 	return line, nil
 }

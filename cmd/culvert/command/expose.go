@@ -18,7 +18,7 @@ import (
 	"culvert.dev/tunnel"
 )
 
-// exposeProtocols are those that a session is opened by.
+// exposeProtocols are the carriers of a session.
 var exposeProtocols = []string{"connect", "connect-h2", "connect-h3", "websocket", "hbone"}
 
 type exposeOptions struct {
@@ -82,7 +82,7 @@ exposes names all the time, use "culvert gateway" with a file.`,
 	return cmd
 }
 
-// check finds mistakes in the flags, and puts the defaults in.
+// check finds mistakes in the flags, and sets the defaults.
 func (o *exposeOptions) check() error {
 	if err := o.useJoined(); err != nil {
 		return err
@@ -150,7 +150,8 @@ func (o *exposeOptions) split() (string, int) {
 	return o.name, 0
 }
 
-// load returns what a file with "reverse" for these flags would be. Its parser checks the rest.
+// load makes a file with "reverse" of the flags, and returns its configuration. The parser of files
+// checks the rest.
 func (o *exposeOptions) load() (*file.Config, error) {
 	if err := o.check(); err != nil {
 		return nil, err
@@ -233,7 +234,7 @@ func inProcess(ctx context.Context, c *file.Config, log *slog.Logger, adapt func
 	}
 	(&credentials{store: ids.store, log: log}).use(c.Credentials)
 	cfg.Log, cfg.Identity, cfg.JWTSVID = log, ids.store, ids.jwtSVID
-	cfg.DrainDelay = -1 // there is no listener that anybody would have to stop using first
+	cfg.DrainDelay = -1 // there is no listener for which clients have to find another one first
 	cfg.Sources = []registry.Source{registry.Static{Name: "flags", Snapshot: c.Snapshot()}}
 	if adapt != nil {
 		adapt(&cfg)
@@ -246,8 +247,8 @@ func inProcess(ctx context.Context, c *file.Config, log *slog.Logger, adapt func
 	return g, ids, nil
 }
 
-// follow says what is going on until g has stopped. It calls stop where no gateway will ever
-// take the name, and returns that.
+// follow reports on g until it has stopped. If no gateway will ever accept the name, it calls stop
+// and returns why.
 func (x *exposing) follow(ctx context.Context, g *gateway.Gateway, ran <-chan error, stop func()) (refused error) {
 	tick := newExposeTick()
 	defer tick.Stop()

@@ -23,7 +23,7 @@ import (
 // Intervals of the report.
 const (
 	exposeEvery   = 200 * time.Millisecond // from one look at the sessions to the next
-	progressEvery = 30 * time.Second       // where there is no terminal, and something has moved
+	progressEvery = 30 * time.Second       // without a terminal, if bytes have moved
 	refusalEvery  = 5 * time.Second        // between two lines about requests that failed
 )
 
@@ -56,7 +56,7 @@ type exposing struct {
 	w        io.Writer
 	own      func() []identity.Entry // the keys and CAs that are used
 	json     bool
-	terminal bool // one line is written again and again
+	terminal bool // the line of the progress is rewritten in its place
 
 	reported  map[int]string // the last event of each session
 	connected bool           // there was a session, ever
@@ -78,7 +78,7 @@ func newExposing(w io.Writer, o *exposeOptions) *exposing {
 	return x
 }
 
-// event writes e, or the line that says the same to people.
+// event writes e as JSON, or the same as a line of text.
 func (x *exposing) event(e exposeEvent, format string, args ...any) {
 	if x.json {
 		e.Time, e.Name = time.Now().UTC(), x.o.name
@@ -93,12 +93,12 @@ func (x *exposing) event(e exposeEvent, format string, args ...any) {
 	}
 	if x.terminal {
 		text = string(markLine) + text
-		x.line = "" // it is to be drawn anew
+		x.line = "" // it has to be written again
 	}
 	_, _ = io.WriteString(x.w, text)
 }
 
-// begin says what is exposed, and how to reach it.
+// begin prints what is exposed, and how to reach it.
 func (x *exposing) begin() {
 	name, port := x.o.split()
 	host := strings.Replace(name, "*.", "www.", 1)
@@ -120,12 +120,12 @@ func (x *exposing) begin() {
 	_, _ = fmt.Fprintf(x.w, "callers: %s\nto reach it, where it speaks HTTPS: %s\ninterrupt to stop\n", printable(callers), printable(command))
 }
 
-// end says that all is over.
+// end prints that the command has stopped.
 func (x *exposing) end() {
 	x.event(exposeEvent{Event: "stopped"}, "stopped")
 }
 
-// A sessionReport describes what has become of one session.
+// A sessionReport describes the state of one session.
 type sessionReport struct {
 	event  string
 	text   string
@@ -137,11 +137,11 @@ type sessionReport struct {
 	shared bool // other connectors have the name, too
 }
 
-// look reports what has changed of the sessions. It returns an error if no gateway will ever
+// look reports what has changed in the sessions. It returns an error if no gateway will ever
 // accept the name.
 func (x *exposing) look(sessions []reverse.SessionState) error {
-	var hopeless *sessionReport
-	var of string
+	var refused *sessionReport // by a gateway that will not change its mind
+	var gateway string
 	hope := len(sessions) == 0
 	for i := range sessions {
 		s := &sessions[i]
@@ -149,8 +149,8 @@ func (x *exposing) look(sessions []reverse.SessionState) error {
 		x.connected = x.connected || s.Connected && n.event != "refused"
 		switch {
 		case n.never && (n.taken || !x.connected): // policies that let us in once may do so again
-			if hopeless == nil {
-				hopeless, of = &n, s.Gateway
+			if refused == nil {
+				refused, gateway = &n, s.Gateway
 			}
 		case !errors.Is(s.Err, reverse.ErrSameReplica):
 			hope = true
@@ -160,10 +160,10 @@ func (x *exposing) look(sessions []reverse.SessionState) error {
 			x.event(exposeEvent{Event: n.event, Gateway: s.Gateway, Reason: n.reason, Error: n.err, Hint: n.hint, Shared: n.shared}, "%s: %s", s.Gateway, n.text)
 		}
 	}
-	if hope || hopeless == nil {
+	if hope || refused == nil {
 		return nil
 	}
-	return &cliError{err: fmt.Errorf("no gateway takes %q: %s: %s", x.o.name, of, hopeless.text), hint: hopeless.hint, code: exitFailed}
+	return &cliError{err: fmt.Errorf("no gateway takes %q: %s: %s", x.o.name, gateway, refused.text), hint: refused.hint, code: exitFailed}
 }
 
 // report returns the report on s. Without an event there is nothing to report.
@@ -221,7 +221,7 @@ func (x *exposing) identity() string {
 	return "the identity in the token"
 }
 
-// sessionHint returns what to do about a session that can't be opened, "" where it helps to wait.
+// sessionHint returns what to do about a session that can't be opened, and "" if waiting helps.
 func (x *exposing) sessionHint(err error) string {
 	var (
 		unknown x509.UnknownAuthorityError
@@ -239,7 +239,7 @@ func (x *exposing) sessionHint(err error) string {
 	case errors.As(err, &invalid) && invalid.Reason == x509.Expired:
 		return fmt.Sprintf("the clock of this machine says %s: if it is wrong, set it: timedatectl set-ntp true, or date -s; if it is right, the gateway needs a new certificate", time.Now().UTC().Format(time.RFC3339))
 	case errors.As(err, &host):
-		return "name what the gateway's certificate has with --server-name NAME, or its SPIFFE ID with --gateway-id ID"
+		return "give --server-name NAME with a name of the gateway's certificate, or --gateway-id ID with its SPIFFE ID"
 	case errors.As(err, &plain):
 		return "the gateway does not speak TLS there: is --via a listener with tls?"
 	case errors.As(err, &op) && op.Op == "remote error" && strings.Contains(op.Err.Error(), "unrecognized name"):
@@ -295,7 +295,7 @@ func isProhibited(err error) bool {
 	return false
 }
 
-// dialHint returns what to do about a gateway that can't be reached, "" where it helps to wait.
+// dialHint returns what to do about a gateway that can't be reached, and "" if waiting helps.
 func (x *exposing) dialHint(err error) string {
 	var lookup *net.DNSError
 	switch {
@@ -306,7 +306,7 @@ func (x *exposing) dialHint(err error) string {
 	case errors.Is(err, syscall.ECONNREFUSED):
 		return "start the gateway, or correct the address and port of --via"
 	case timedOut(err) && x.o.protocol == "connect-h3":
-		return "the gateway needs a listener at udp://, and firewalls have to let UDP through: --protocol connect-h2 goes by TCP"
+		return "the gateway needs a listener at udp://, and firewalls have to let UDP through: --protocol connect-h2 uses TCP"
 	case timedOut(err):
 		return "correct --via, or have the firewalls let TCP to that port through"
 	}
@@ -328,7 +328,7 @@ func (x *exposing) outOfTime(now time.Time) string {
 	return ""
 }
 
-// observe notes how a request has ended. It is called by the gateway.
+// observe records how a request has ended. The gateway calls it.
 func (x *exposing) observe(o *tunnel.Outcome) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -361,8 +361,8 @@ func clipError(s string) string {
 	return "..." + s[len(s)-most:]
 }
 
-// progress says how many sessions and streams there are, and what they have carried. in and
-// out are of those that are open.
+// progress reports how many sessions and streams there are, and how many bytes they have carried. in
+// and out are the bytes of open streams.
 func (x *exposing) progress(sessions []reverse.SessionState, in, out int64) {
 	open, streams := 0, 0
 	for i := range sessions {

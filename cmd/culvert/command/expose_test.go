@@ -292,7 +292,7 @@ func TestExposeHints(t *testing.T) {
 		{"connect", &net.DNSError{Err: "i/o timeout", IsTimeout: true}, "the DNS server of this machine"},
 		{"connect", syscall.ECONNREFUSED, "start the gateway"},
 		{"connect", os.ErrDeadlineExceeded, "let TCP to that port through"},
-		{"connect-h3", os.ErrDeadlineExceeded, "--protocol connect-h2 goes by TCP"},
+		{"connect-h3", os.ErrDeadlineExceeded, "--protocol connect-h2 uses TCP"},
 		{"connect", tunnel.Refusef(tunnel.DialFailed, "proxy: %w", tunnel.Refusef(tunnel.Prohibited, "127.0.0.1:443 is loopback")), "write the address in place of the name, with --server-name"},
 		{"websocket", tunnel.Refusef(tunnel.BadMethod, "status 405"), "does not take websocket there"},
 		{"connect", io.EOF, ""},

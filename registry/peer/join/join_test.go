@@ -412,7 +412,7 @@ func TestWrongKey(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := join(t, west, text); err == nil || !strings.Contains(err.Error(), "another key") || !strings.Contains(err.Error(), "nothing was sent") {
+	if _, err := join(t, west, text); err == nil || !strings.Contains(err.Error(), "is not the one in the token") || !strings.Contains(err.Error(), "nothing was sent") {
 		t.Errorf("another gateway: %v", err)
 	}
 	if len(west.Peers()) != 0 {
