@@ -6,8 +6,10 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"reflect"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -211,6 +213,11 @@ func runExpose(ctx context.Context, now <-chan struct{}, stdout, stderr io.Write
 	}
 	defer ids.close()
 	x.own = ids.store.Entries
+	if o.joined == nil { // whose files are watched as those of "identity"
+		own, used := &credentials{store: ids.store, log: log}, c.Credentials
+		own.use(used)
+		x.renew = func() { used = o.renew(own, used) }
+	}
 	running, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
 	ran := make(chan error, 1)
@@ -219,6 +226,21 @@ func runExpose(ctx context.Context, now <-chan struct{}, stdout, stderr io.Write
 	refused := x.follow(ctx, g, ran, func() { stop(gateway.ErrInterrupted) })
 	x.end()
 	return refused
+}
+
+// renew takes up the files of the credentials if they have changed, and returns what own has then. Of
+// files that can't be used, such as a certificate whose key is not written yet, nothing is taken.
+func (o *exposeOptions) renew(own *credentials, used file.Credentials) file.Credentials {
+	c, err := o.load()
+	if err != nil {
+		own.log.Warn("cannot read the credentials again", "error", err.Error())
+		return used
+	}
+	if !reflect.DeepEqual(c.Credentials, used) {
+		own.use(c.Credentials)
+		own.log.Info("credentials changed")
+	}
+	return c.Credentials
 }
 
 // inProcess returns a gateway of c that serves no listener, for a command that runs it for
@@ -265,6 +287,10 @@ func (x *exposing) follow(ctx context.Context, g *gateway.Gateway, ran <-chan er
 			sessions := g.ReverseSessions()
 			if interrupted == nil || refused != nil {
 				continue
+			}
+			if x.renew != nil && time.Since(x.renewed) >= renewEvery {
+				x.renewed = time.Now()
+				x.renew()
 			}
 			if refused = x.look(sessions); refused != nil {
 				stop()

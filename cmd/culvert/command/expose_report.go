@@ -25,6 +25,7 @@ const (
 	exposeEvery   = 200 * time.Millisecond // from one look at the sessions to the next
 	progressEvery = 30 * time.Second       // without a terminal, if bytes have moved
 	refusalEvery  = 5 * time.Second        // between two lines about requests that failed
+	renewEvery    = 5 * time.Second        // between two looks at the files of the credentials
 )
 
 func newExposeTick() *time.Ticker { return time.NewTicker(exposeEvery) }
@@ -55,6 +56,7 @@ type exposing struct {
 	o        *exposeOptions
 	w        io.Writer
 	own      func() []identity.Entry // the keys and CAs that are used
+	renew    func()                  // looks at the files of these; may be nil
 	json     bool
 	terminal bool // the line of the progress is rewritten in its place
 
@@ -63,6 +65,7 @@ type exposing struct {
 	line      string         // the progress that was shown last
 	shown     time.Time      // when
 	failed    time.Time      // of the last line about failed requests
+	renewed   time.Time      // when renew was called last
 
 	mu       sync.Mutex // guards what follows
 	in, out  int64      // bytes of streams that have ended
@@ -155,7 +158,7 @@ func (x *exposing) look(sessions []reverse.SessionState) error {
 		case !errors.Is(s.Err, reverse.ErrSameReplica):
 			hope = true
 		}
-		if key := n.event + n.hint; n.event != "" && x.reported[i] != key {
+		if key := n.event + withoutDigits(n.hint); n.event != "" && x.reported[i] != key {
 			x.reported[i] = key
 			x.event(exposeEvent{Event: n.event, Gateway: s.Gateway, Reason: n.reason, Error: n.err, Hint: n.hint, Shared: n.shared}, "%s: %s", s.Gateway, n.text)
 		}
@@ -164,6 +167,16 @@ func (x *exposing) look(sessions []reverse.SessionState) error {
 		return nil
 	}
 	return &cliError{err: fmt.Errorf("no gateway takes %q: %s: %s", x.o.name, gateway, refused.text), hint: refused.hint, code: exitFailed}
+}
+
+// withoutDigits returns a hint without what changes of it with each second.
+func withoutDigits(hint string) string {
+	return strings.Map(func(r rune) rune {
+		if r >= '0' && r <= '9' {
+			return -1
+		}
+		return r
+	}, hint)
 }
 
 // report returns the report on s. Without an event there is nothing to report.

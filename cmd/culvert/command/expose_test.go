@@ -18,15 +18,18 @@ import (
 	"testing"
 	"time"
 
+	"culvert.dev/identity"
 	"culvert.dev/identity/enroll"
 	"culvert.dev/internal/testca"
 	"culvert.dev/internal/testnet"
+	"culvert.dev/reverse"
 	"culvert.dev/tunnel"
 )
 
 // An exposeRun is "culvert expose" that runs.
 type exposeRun struct {
 	out, errors *syncBuffer
+	dir         string // of the credentials
 	stop        context.CancelFunc
 	done        chan struct{}
 	code        int // once done is closed
@@ -62,7 +65,7 @@ func (w *reverseWorld) exposeAs(t *testing.T, pair *testca.Pair, via []string, m
 		line = strings.Replace(line, " "+name, " "+filepath.Join(dir, name), 1)
 	}
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
-	r := &exposeRun{out: &syncBuffer{}, errors: &syncBuffer{}, stop: cancel, done: make(chan struct{})}
+	r := &exposeRun{dir: dir, out: &syncBuffer{}, errors: &syncBuffer{}, stop: cancel, done: make(chan struct{})}
 	go func() {
 		defer close(r.done)
 		r.code = Main(ctx, append(strings.Fields(line), more...), r.out, r.errors)
@@ -347,6 +350,40 @@ func TestExposeProgressIsOneLine(t *testing.T) {
 	x.progress(nil, 0, 0)
 	if got, want := out.String(), "\r\x1b[K\x1b[?7l0 of 0 sessions, 0 streams, 0 B to the service, 0 B from it\x1b[?7h"; got != want {
 		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+// A certificate that is renewed on disk is taken up while the command runs.
+func TestExposeTakesUpARenewedCertificate(t *testing.T) {
+	w := newReverseWorld(t)
+	const id = "spiffe://corp.example/ns/edge/sa/one"
+	r := w.expose(t, id, []string{w.gateway.addrs[0]}, "--log-level", "info")
+	r.says(t, "cam.edge.example is registered")
+	pair := w.issue(t, id)
+	for name, content := range map[string][]byte{"edge.crt": pair.CertPEM, "edge.key": pair.KeyPEM} {
+		if err := os.WriteFile(filepath.Join(r.dir, name), content, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	testnet.Eventually(t, patience, func() bool { return strings.Contains(r.errors.String(), `msg="credentials changed"`) }, "the certificate is taken up")
+}
+
+// What is said of a clock is said once, and not again with each second.
+func TestExposeSaysAHintOnce(t *testing.T) {
+	var out strings.Builder
+	x := newExposing(&out, &exposeOptions{name: "cam.edge.example", gatewayAccess: gatewayAccess{credentialFiles: credentialFiles{cert: "me.crt"}}})
+	x.connected = true
+	now := time.Now()
+	for i := range 3 {
+		at := now.Add(time.Duration(i) * time.Hour)
+		x.own = func() []identity.Entry {
+			return []identity.Entry{{Ends: []identity.End{{Kind: identity.KindKey, Of: "spiffe://corp.example/edge", NotBefore: at.Add(-48 * time.Hour), NotAfter: at.Add(-24 * time.Hour)}}}}
+		}
+		err := &net.OpError{Op: "remote error", Err: errors.New("tls: bad certificate")}
+		_ = x.look([]reverse.SessionState{{Gateway: "gw1.example:443", Err: err, Error: err.Error()}})
+	}
+	if n := strings.Count(out.String(), "the clock of this machine says"); n != 1 {
+		t.Errorf("it is said %d times, want once:\n%s", n, out.String())
 	}
 }
 
