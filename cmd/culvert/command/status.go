@@ -118,7 +118,7 @@ func (c *adminClient) status(ctx context.Context) (*runningStatus, error) {
 	return &s, nil
 }
 
-// printStatus prints s, and counts all that it knows of.
+// printStatus prints s. all has the health of all addresses, of which s may have a part.
 func printStatus(w io.Writer, s *runningStatus, all []gateway.StatusHealth) error {
 	var b strings.Builder
 	line := func(what, format string, args ...any) {
@@ -149,45 +149,9 @@ func printStatus(w io.Writer, s *runningStatus, all []gateway.StatusHealth) erro
 	}
 	line("tunnels", "%d open", s.Tunnels)
 	printReverse(line, s.Reverse)
-	if s.Insecure != nil {
-		for _, name := range s.Insecure.Networks {
-			line("insecure", "plaintext may go to network %s without mutual TLS", name)
-		}
-		if n := s.Insecure.Count; n > 0 {
-			line("insecure", "plaintext may go without mutual TLS to %s: %s", plural(n, "service"), strings.Join(s.Insecure.Services, ", "))
-		}
-	}
-	for i := range s.Limits {
-		if l := &s.Limits[i]; l.Full() {
-			line("limit", "service %s has %s", l.Service, describeLimits(l))
-		}
-	}
-	for i := range s.Clients {
-		if c := &s.Clients[i]; c.Full() {
-			line("limit", "%s", describeClient(c))
-		}
-	}
-	for _, l := range s.Listeners {
-		problem := ""
-		if l.Problem != "" {
-			problem = ": " + l.Problem
-		}
-		line("listener", "%s (%s)%s", cmp.Or(l.Address, l.Configured), strings.Join(l.Protocols, ", "), problem)
-		for _, t := range l.TLS {
-			names := strings.Join(t.Names, ", ")
-			if t.Any {
-				names = "any name"
-			}
-			line("tls", "ends at %s for %s (%s), client certificates %s", l.Configured, names, strings.Join(t.Protocols, ", "), t.ClientCertificates)
-		}
-	}
-	for _, l := range s.SourceListeners {
-		problem := ""
-		if l.Problem != "" {
-			problem = ": " + l.Problem
-		}
-		line("listener", "%s (%s) of %s, %s%s", l.Address, l.Protocol, l.Name, l.State, problem)
-	}
+	printInsecure(line, s)
+	printLimits(line, s)
+	printListeners(line, s)
 	if s.DNS != nil {
 		printDNSStatus(line, s.DNS)
 	}
@@ -222,14 +186,7 @@ func printStatus(w io.Writer, s *runningStatus, all []gateway.StatusHealth) erro
 	for i := range s.Issuers {
 		line("issuer", "%s", describeIssuer(&s.Issuers[i], time.Now()))
 	}
-	for _, c := range s.Certificates {
-		left := time.Until(c.NotAfter)
-		when := "expires in " + humanSeconds(left.Seconds())
-		if left < 0 {
-			when = "expired " + humanSeconds(-left.Seconds()) + " ago"
-		}
-		line("expiry", "%s of %s %s, at %s", c.File, c.UsedBy, when, c.NotAfter.UTC().Format(time.RFC3339))
-	}
+	printExpiry(line, s)
 	up := 0
 	for _, h := range all {
 		if h.State == registry.StateUp {
@@ -244,8 +201,79 @@ func printStatus(w io.Writer, s *runningStatus, all []gateway.StatusHealth) erro
 	if _, err := io.WriteString(w, b.String()); err != nil || len(s.Health) == 0 {
 		return err
 	}
+	if _, err := fmt.Fprintln(w); err != nil {
+		return err
+	}
+	return writeTable(w, healthRows(s.Health), 0)
+}
+
+// printInsecure prints what may go without TLS.
+func printInsecure(line func(what, format string, args ...any), s *runningStatus) {
+	if s.Insecure != nil {
+		for _, name := range s.Insecure.Networks {
+			line("insecure", "plaintext may go to network %s without mutual TLS", name)
+		}
+		if n := s.Insecure.Count; n > 0 {
+			line("insecure", "plaintext may go without mutual TLS to %s: %s", plural(n, "service"), strings.Join(s.Insecure.Services, ", "))
+		}
+	}
+}
+
+// printLimits prints which limits are reached.
+func printLimits(line func(what, format string, args ...any), s *runningStatus) {
+	for i := range s.Limits {
+		if l := &s.Limits[i]; l.Full() {
+			line("limit", "service %s has %s", l.Service, describeLimits(l))
+		}
+	}
+	for i := range s.Clients {
+		if c := &s.Clients[i]; c.Full() {
+			line("limit", "%s", describeClient(c))
+		}
+	}
+}
+
+// printListeners prints the listeners of the file, and those of other sources.
+func printListeners(line func(what, format string, args ...any), s *runningStatus) {
+	for _, l := range s.Listeners {
+		problem := ""
+		if l.Problem != "" {
+			problem = ": " + l.Problem
+		}
+		line("listener", "%s (%s)%s", cmp.Or(l.Address, l.Configured), strings.Join(l.Protocols, ", "), problem)
+		for _, t := range l.TLS {
+			names := strings.Join(t.Names, ", ")
+			if t.Any {
+				names = "any name"
+			}
+			line("tls", "ends at %s for %s (%s), client certificates %s", l.Configured, names, strings.Join(t.Protocols, ", "), t.ClientCertificates)
+		}
+	}
+	for _, l := range s.SourceListeners {
+		problem := ""
+		if l.Problem != "" {
+			problem = ": " + l.Problem
+		}
+		line("listener", "%s (%s) of %s, %s%s", l.Address, l.Protocol, l.Name, l.State, problem)
+	}
+}
+
+// printExpiry prints when the certificates of files expire.
+func printExpiry(line func(what, format string, args ...any), s *runningStatus) {
+	for _, c := range s.Certificates {
+		left := time.Until(c.NotAfter)
+		when := "expires in " + humanSeconds(left.Seconds())
+		if left < 0 {
+			when = "expired " + humanSeconds(-left.Seconds()) + " ago"
+		}
+		line("expiry", "%s of %s %s, at %s", c.File, c.UsedBy, when, c.NotAfter.UTC().Format(time.RFC3339))
+	}
+}
+
+// healthRows returns a table of the health of addresses.
+func healthRows(all []gateway.StatusHealth) [][]string {
 	rows := [][]string{{"FOR", "STATE", "ADDRESS", "BY", "OF", "ERROR"}}
-	for _, h := range s.Health {
+	for _, h := range all {
 		address := h.Address
 		if h.Host != "" {
 			address = h.Host + " " + h.Address
@@ -258,10 +286,7 @@ func printStatus(w io.Writer, s *runningStatus, all []gateway.StatusHealth) erro
 			h.By, printable(ofWhat(&h)), printable(h.Error),
 		})
 	}
-	if _, err := fmt.Fprintln(w); err != nil {
-		return err
-	}
-	return writeTable(w, rows, 0)
+	return rows
 }
 
 // describeSiteProblem says what it means that the state of joined sites can't be used.
