@@ -102,8 +102,8 @@ type Options struct {
 	SPIFFEID  string        // "spiffe://example.test/ns/demo/sa/echo"; required, and of the CA's trust domain
 	DNSNames  []string      // for clients that check a host name
 	IPs       []net.IP      // for clients that were given an address
-	TTL       time.Duration // 0 means 24 hours; it never outlives the CA
-	NotBefore time.Time     // zero means a minute ago
+	TTL       time.Duration // from NotBefore on; 0 means 24 hours; it never outlives the CA
+	NotBefore time.Time     // zero means now, and a minute earlier for clocks that are behind
 	Usage     Usage
 	Key       crypto.Signer // nil means a new ECDSA P-256 key
 }
@@ -123,8 +123,9 @@ func (ca *CA) Issue(o Options) (*Pair, error) {
 	if o.TTL == 0 {
 		o.TTL = defaultTTL
 	}
+	ends := o.NotBefore.Add(o.TTL)
 	if o.NotBefore.IsZero() {
-		o.NotBefore = ca.now().Add(-skew)
+		o.NotBefore, ends = ca.now().Add(-skew), ca.now().Add(o.TTL)
 	}
 	if o.Key == nil {
 		if o.Key, err = ecdsa.GenerateKey(elliptic.P256(), rand.Reader); err != nil {
@@ -135,7 +136,7 @@ func (ca *CA) Issue(o Options) (*Pair, error) {
 		// The subject is for people: nobody may take it for an identity.
 		Subject:               pkix.Name{CommonName: clip(path.Base(idPath))},
 		NotBefore:             o.NotBefore,
-		NotAfter:              earlier(o.NotBefore.Add(o.TTL), ca.cert.NotAfter),
+		NotAfter:              earlier(ends, ca.cert.NotAfter),
 		URIs:                  []*url.URL{{Scheme: "spiffe", Host: td, Path: idPath}},
 		DNSNames:              o.DNSNames,
 		IPAddresses:           o.IPs,

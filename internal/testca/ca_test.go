@@ -131,7 +131,7 @@ func TestIssue(t *testing.T) {
 	if len(leaf.URIs) != 1 || leaf.URIs[0].String() != echoID {
 		t.Errorf("URI names = %v, want only %s", leaf.URIs, echoID)
 	}
-	if got, want := leaf.NotAfter, start.Add(-skew+defaultTTL); !got.Equal(want) {
+	if got, want := leaf.NotAfter, start.Add(defaultTTL); !got.Equal(want) {
 		t.Errorf("NotAfter = %v, want %v", got, want)
 	}
 	if leaf.PublicKeyAlgorithm != x509.ECDSA || leaf.IsCA {
