@@ -22,6 +22,12 @@ func (s *session) console(nc ssh.NewChannel) {
 	left := make(chan struct{})
 	defer close(left)
 	shell, terminal := false, false
+	var more chan string // to a shell
+	defer func() {
+		if more != nil {
+			s.served.unwatch(more)
+		}
+	}()
 	for r := range requests {
 		if !s.spend(mux.CostFrame) {
 			return
@@ -30,29 +36,23 @@ func (s *session) console(nc ssh.NewChannel) {
 		switch r.Type {
 		case "pty-req":
 			ok, terminal = !shell, true
-		case "shell":
-			if !shell {
-				ok, shell = true, true
-			}
-		case "exec", "subsystem": // accepted: a client shows no text of the gateway for a request that is refused
-			if !shell {
-				ok, shell = true, true
-			}
+		case "shell", "exec", "subsystem": // of a request that is refused, a client shows no text of the gateway
+			ok, shell = !shell, true
 		}
 		_ = r.Reply(ok, nil)
-		if ok && (r.Type == "exec" || r.Type == "subsystem") {
-			c := &console{ch, terminal}
-			_, _ = io.WriteString(ch.Stderr(), c.lines(noCommands))
-			c.exit(exitNoCommands)
-			continue
-		}
-		if ok && r.Type == "shell" {
-			lines, more := s.served.watch()
-			defer s.served.unwatch(more)
+		c := &console{ch, terminal}
+		switch {
+		case !ok || r.Type == "pty-req":
+		case r.Type == "shell":
+			var lines []string
+			lines, more = s.served.watch()
 			s.running.Go(func() { // the caller is one of running
 				defer s.recovered()
-				s.tell(&console{ch, terminal}, s.greeting(lines), more, left)
+				s.tell(c, s.greeting(lines), more, left)
 			})
+		default:
+			_, _ = io.WriteString(ch.Stderr(), c.lines(noCommands))
+			c.exit(exitNoCommands)
 		}
 	}
 }
