@@ -190,7 +190,7 @@ func (l *load) answer(fd int) (whole, ok bool) {
 	return f.got >= payloadLen, true
 }
 
-const patience = 10 * time.Second // without any event
+const patience = 30 * time.Second // without any event
 
 // events waits for events, and fails when none come for long.
 func (l *load) events() ([]syscall.EpollEvent, error) {

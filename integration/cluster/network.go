@@ -47,6 +47,8 @@ func newNetwork(hostname, bridge string, addrs, gateways []netip.Prefix) (*netwo
 	err = ip(
 		fmt.Sprintf("link add %s type veth peer name eth0 netns %s", n.veth, there),
 		fmt.Sprintf("link set %s master %s up", n.veth, bridge),
+		// So that a pod reaches itself by the address of its Service, also where bridges ask nftables.
+		fmt.Sprintf("link set %s type bridge_slave hairpin on", n.veth),
 	)
 	runtime.KeepAlive(n.fd)
 	if err != nil {

@@ -44,13 +44,16 @@ spec:
 			c.Wait(t, cluster.PodTime, func(context.Context) error {
 				return c.InPod(t, from, func() error {
 					pod, err := podOf(addr)
-					if err == nil && want[pod] == "" {
-						err = fmt.Errorf("pod %q answers at %s, want one of %v", pod, addr, want)
+					if err != nil {
+						return fmt.Errorf("%s: %w", addr, err)
 					}
-					if seen[pod] = true; err == nil && len(seen) < len(want) {
-						err = fmt.Errorf("at %s only %v answers", addr, seen)
+					if want[pod] == "" {
+						return fmt.Errorf("pod %q answers at %s, want one of %v", pod, addr, want)
 					}
-					return err
+					if seen[pod] = true; len(seen) < len(want) {
+						return fmt.Errorf("at %s only %v answers", addr, seen)
+					}
+					return nil
 				})
 			})
 		}
