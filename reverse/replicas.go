@@ -62,6 +62,7 @@ type Replicas struct {
 	links    []*replicaLink
 	serving  map[*replicaServing]struct{}
 	draining bool
+	ended    bool
 }
 
 // A ReplicaConfig says where the other replicas are, and how they are known. It is not changed
@@ -262,7 +263,8 @@ func (r *Replicas) addresses(ctx context.Context, c *ReplicaConfig) (all map[str
 }
 
 // Drain tells the other replicas that this one is about to stop: they prefer others that have
-// sessions for the name, too.
+// sessions for the name, too. One that starts meanwhile, in this one's place, may still ask for the
+// names: their connectors are here until they have a session elsewhere.
 func (r *Replicas) Drain() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -276,7 +278,7 @@ func (r *Replicas) Drain() {
 func (r *Replicas) End() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.draining = true
+	r.draining, r.ended = true, true
 	for s := range r.serving {
 		_ = s.conn.Close()
 	}
@@ -338,10 +340,10 @@ func (r *Replicas) ServeTunnel(ctx context.Context, req *tunnel.Request) {
 		}
 	}
 	r.mu.Lock()
-	full, draining := len(r.serving) >= maxReplicas, r.draining
+	full, ended := len(r.serving) >= maxReplicas, r.ended
 	r.mu.Unlock()
 	switch {
-	case draining:
+	case ended:
 		r.Server.Router.Refuse(req, tunnel.Refusef(tunnel.Drain, "reverse: the gateway is stopping"))
 		return
 	case full:
