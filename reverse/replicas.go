@@ -357,6 +357,10 @@ func (r *Replicas) ServeTunnel(ctx context.Context, req *tunnel.Request) {
 	s.conn = stream
 	defer stream.Close()
 	r.mu.Lock()
+	if r.ended { // meanwhile
+		r.mu.Unlock()
+		return
+	}
 	if r.serving == nil {
 		r.serving = map[*replicaServing]struct{}{}
 	}

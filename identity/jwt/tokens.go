@@ -286,9 +286,9 @@ func (t *Tokens) verify(ctx context.Context, issuers []*issuer, field, compact s
 // unknownIssuer is the refusal of a token of nobody whose tokens are accepted.
 func (t *token) unknownIssuer() *Refusal {
 	if domain, _, err := identity.ParseSPIFFEID(t.subject); err == nil && t.issuer == "" {
-		return refuse(UnknownIssuer, "the trust domain %q is not one whose JWT-SVIDs are accepted here", tunnel.Clip(domain))
+		return refuse(UnknownIssuer, "JWT-SVIDs of the trust domain %q are not accepted here", tunnel.Clip(domain))
 	}
-	return refuse(UnknownIssuer, "the issuer %q is not one whose tokens are accepted here", tunnel.Clip(t.issuer))
+	return refuse(UnknownIssuer, "tokens of the issuer %q are not accepted here", tunnel.Clip(t.issuer))
 }
 
 // issued reports whether the token says that it is of i.

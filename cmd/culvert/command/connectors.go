@@ -154,8 +154,8 @@ func namePort(name tunnel.Pattern, port uint16) string {
 	return name.String() + ":" + strconv.Itoa(int(port))
 }
 
-// printShared says which names have several connectors: replicas of a service, or somebody who has
-// taken the name and identity of another.
+// printShared prints the names that have several connectors. They may be replicas of a service, or
+// somebody uses the credentials of another connector.
 func printShared(w io.Writer, names []gateway.ConnectorName) error {
 	const most = 5
 	shared := slices.DeleteFunc(slices.Clone(names), func(n gateway.ConnectorName) bool { return n.Connectors < 2 })
